@@ -1,0 +1,84 @@
+"""bound: all of a unit's contributions to a window meet in one place, and what exceeds its bounds is left out.
+
+Here a window closes. Whatever arrives for it afterwards is dropped and counted for the operator: a second firing would be
+a second release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.metrics import Metrics
+from apache_beam.utils.windowed_value import PaneInfoTiming
+
+from tidegate.mechanisms.keyed import KeyedHash, derive_key
+from tidegate.mechanisms.table import ExactTable
+from tidegate.transforms.contributions import Contributions
+from tidegate.transforms.decode import make_bounder, stage_key
+from tidegate.transforms.problems import withheld
+from tidegate.transforms.secret import Secret
+from tidegate.transforms.terms import Terms
+
+
+class Bound(beam.PTransform[Any, Any]):
+    """(shard of units, Contributions) → (shard of keys, partial ExactTable)."""
+
+    def __init__(self, terms: Terms, secret: Secret, shards: int) -> None:
+        super().__init__()
+        self._terms, self._secret, self._shards = terms, secret, shards
+
+    def expand(self, contributions: Any) -> Any:
+        return (
+            contributions
+            | "Together by unit" >> beam.GroupByKey()
+            | "Bound"
+            >> beam.ParDo(BoundFn(self._terms, self._secret, self._shards)).with_output_types(tuple[int, ExactTable])
+        )
+
+
+class BoundFn(beam.DoFn):
+    """Bounds one shard of a window's units and adds up their keys."""
+
+    def __init__(self, terms: Terms, secret: Secret, shards: int) -> None:
+        self._terms, self._secret, self._shards = terms, secret, shards
+        self._late = Metrics.counter("tidegate", "late_batches")
+
+    @withheld("bound")
+    def setup(self) -> None:
+        key = stage_key(self._terms, self._secret)
+        self._bounder = make_bounder(self._terms, key)
+        self._place = KeyedHash(derive_key(key, "key shards"))
+
+    @withheld("bound")
+    def process(
+        self, element: tuple[int, Iterable[Contributions]], pane: Any = beam.DoFn.PaneInfoParam
+    ) -> Iterator[tuple[int, ExactTable]]:
+        if not is_first_firing(pane):
+            self._late.inc()
+            return
+        bounded = self._bounder(Contributions.merge(list(element[1])))
+        table = bounded.count_keys()
+        yield from split_by_key(table, self._place, self._shards)
+
+
+def split_by_key(table: ExactTable, place: KeyedHash, shards: int) -> Iterator[tuple[int, ExactTable]]:
+    """The table in parts, each key always in the same one."""
+    import numpy as np
+    import pyarrow as pa
+
+    shard = (place(table.keys)[:, 0] % np.uint64(shards)).astype(np.int64)
+    for number in range(shards):
+        rows = np.flatnonzero(shard == number)
+        if len(rows):
+            yield number, ExactTable(table.keys.take(pa.array(rows)), table.counts[rows])
+
+
+def is_first_firing(pane: Any) -> bool:
+    """Whether a grouped element is the one firing of its window.
+
+    With the default trigger and no lateness there is no other; but some runners let an element slip in behind the
+    watermark and fire again (the direct runner does, at the very end of a window), so nobody is trusted with it.
+    """
+    return bool(pane.index == 0 and pane.timing != PaneInfoTiming.LATE)

@@ -1,0 +1,254 @@
+"""Reading columns of any sensible type as text or as time, judging every row, without looking at rows one by one."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Codes = npt.NDArray[np.int64]
+Faults = npt.NDArray[np.uint8]
+
+
+class Fault(IntEnum):
+    """Why a row cannot be counted. The names are the reasons that dead letters and counters give."""
+
+    none = 0
+    missing_column = 1
+    missing_unit = 2
+    empty_unit = 3
+    missing_key = 4
+    missing_time = 5
+    wrong_type = 6
+    invalid_utf8 = 7
+    oversized = 8
+    bad_time = 9
+    time_without_offset = 10
+    time_without_unit = 11
+    time_out_of_range = 12
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+# A time outside these is a mistake of unit or a placeholder, not an event; and it keeps all sums inside 64 bits.
+_OLDEST = (datetime(1900, 1, 1, tzinfo=timezone.utc) - _EPOCH) // timedelta(microseconds=1)
+_NEWEST = (datetime(2200, 1, 1, tzinfo=timezone.utc) - _EPOCH) // timedelta(microseconds=1)
+_TICKS_A_MICRO = {"ns": 1000}
+_MICROS_A_TICK = {"s": 1_000_000, "ms": 1000, "us": 1}
+_RFC3339 = re.compile(r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(?:\.(\d+))?([Zz]|[+-]\d\d:\d\d)?", re.ASCII)
+_LIKELY_RFC3339 = (
+    r"^\d{4}-((0[1-9]|1[0-2])-(0[1-9]|1\d|2[0-8])|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31)T([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,6})?"
+    r"(Z|[+-]([01]\d|2[0-3]):[0-5]\d)$"
+)
+
+
+@dataclass(frozen=True)
+class TextColumn:
+    """A column as codes into distinct texts, and a fault for each row (its code is then meaningless)."""
+
+    codes: Codes
+    values: pa.Array
+    fault: Faults
+
+    @staticmethod
+    def absent(rows: int) -> TextColumn:
+        return _all(rows, Fault.missing_column)
+
+
+def _all(rows: int, fault: Fault) -> TextColumn:
+    return TextColumn(np.zeros(rows, np.int64), pa.array([""], pa.string()), np.full(rows, fault, np.uint8))
+
+
+def read_text(column: pa.Array, missing: Fault, limit: int, empty: Fault = Fault.none) -> TextColumn:
+    """Text, or anything with one obvious text: integers, booleans, dates. `limit` is in bytes."""
+    rows = len(column)
+    if pa.types.is_null(column.type) or rows == 0:
+        return _all(rows, missing)
+    if not pa.types.is_dictionary(column.type):
+        try:
+            column = column.dictionary_encode()
+        except pa.ArrowException:
+            return _all(rows, Fault.wrong_type)
+    if not len(column.dictionary):
+        return _all(rows, missing)
+    texts, fault_of_value = _texts(column.dictionary, missing)
+    # Different values may have one text (1 and 1.0), and a dictionary may repeat itself.
+    distinct = texts.dictionary_encode()
+    lengths = pc.binary_length(texts).to_numpy(zero_copy_only=False)
+    fault_of_value[(fault_of_value == 0) & (lengths > limit)] = Fault.oversized
+    if empty:
+        fault_of_value[(fault_of_value == 0) & (lengths == 0)] = empty
+    codes = column.indices.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    fault = fault_of_value[codes]
+    if column.indices.null_count:
+        fault[column.indices.is_null().to_numpy(zero_copy_only=False)] = missing
+    return TextColumn(distinct.indices.to_numpy().astype(np.int64)[codes], distinct.dictionary, fault)
+
+
+def _texts(values: pa.Array, missing: Fault) -> tuple[pa.Array, Faults]:
+    """Distinct values as text; those that have none are "" with a fault."""
+    kind, fault = values.type, np.zeros(len(values), np.uint8)
+    if values.null_count:
+        fault[values.is_null().to_numpy(zero_copy_only=False)] = missing
+    if pa.types.is_floating(kind):
+        # Whole numbers arrive as floats where a column had gaps; anything else is no identifier.
+        numbers = values.fill_null(0).to_numpy(zero_copy_only=False).astype(np.float64)
+        whole = np.isfinite(numbers) & (np.abs(numbers) < 2**53) & (np.floor(numbers) == numbers)
+        fault[(fault == 0) & ~whole] = Fault.wrong_type
+        return pa.array(np.where(whole, numbers, 0).astype(np.int64)).cast(pa.string()), fault
+    if _is_text(kind):
+        texts, invalid = _utf8(values)
+        fault[(fault == 0) & invalid] = Fault.invalid_utf8
+        return texts, fault
+    if (
+        pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_date(kind)
+        or pa.types.is_timestamp(kind) or pa.types.is_decimal(kind)
+    ):
+        return values.cast(pa.string()).fill_null(""), fault
+    return pa.array([""] * len(values), pa.string()), np.full(len(values), Fault.wrong_type, np.uint8)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return (
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+        or pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
+        or pa.types.is_binary_view(kind)
+    )
+
+
+def _utf8(values: pa.Array) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
+    """Text of text or bytes, and which values are not UTF-8."""
+    try:
+        values.validate(full=True)  # text may hold anything until it is checked
+        return values.cast(pa.string()).fill_null(""), np.zeros(len(values), np.bool_)
+    except pa.ArrowInvalid:
+        pass
+    texts, invalid = [], np.zeros(len(values), np.bool_)
+    for place, value in enumerate(values.cast(pa.large_binary())):
+        raw = value.as_py() or b""
+        try:
+            texts.append(raw.decode())
+        except UnicodeDecodeError:
+            texts.append("")
+            invalid[place] = True
+    return pa.array(texts, pa.string()), invalid
+
+
+def join_keys(parts: Sequence[TextColumn], limit: int) -> TextColumn:
+    """Several key columns as one key: the JSON array of their texts, compact and unambiguous."""
+    fault = parts[0].fault.copy()
+    for part in parts[1:]:
+        fault = np.where(fault > 0, fault, part.fault).astype(np.uint8)
+    # Combine two columns at a time and renumber, so that codes stay small.
+    codes, members = parts[0].codes, [np.arange(len(parts[0].values))]
+    for part in parts[1:]:
+        pairs = pa.array(codes * len(part.values) + part.codes).dictionary_encode()
+        left, right = np.divmod(pairs.dictionary.to_numpy(), len(part.values))
+        members = [*(member[left] for member in members), right]
+        codes = pairs.indices.to_numpy().astype(np.int64)
+    quoted = [_quote(part.values).take(pa.array(member)) for part, member in zip(parts, members, strict=True)]
+    joined = pc.binary_join_element_wise(*quoted, ",")
+    values = pc.binary_join_element_wise("[", joined, "]", "")
+    too_long = pc.binary_length(values).to_numpy(zero_copy_only=False) > limit
+    fault = np.where((fault == 0) & too_long[codes], Fault.oversized, fault).astype(np.uint8)
+    return TextColumn(codes, values, fault)
+
+
+def _quote(values: pa.Array) -> pa.Array:
+    """Texts as JSON strings."""
+    escaped = pc.replace_substring(pc.replace_substring(values, "\\", "\\\\"), '"', '\\"')
+    quoted = pc.binary_join_element_wise('"', escaped, '"', "")
+    control = pc.match_substring_regex(values, "[\\x00-\\x1f]")
+    if pc.any(control).as_py():
+        rare = [json.dumps(value.as_py(), ensure_ascii=False) for value in values.filter(control)]
+        quoted = pc.replace_with_mask(quoted, control, pa.array(rare, pa.string()))
+    return quoted
+
+
+def read_time(column: pa.Array, unit: str | None) -> tuple[Codes, Faults]:
+    """Microseconds since 1970 in UTC, and a fault for each row."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    fault = np.zeros(len(column), np.uint8)
+    if column.null_count:
+        fault[column.is_null().to_numpy(zero_copy_only=False)] = Fault.missing_time
+    kind = column.type
+    if pa.types.is_null(kind):
+        return np.zeros(len(column), np.int64), np.full(len(column), Fault.missing_time, np.uint8)
+    if pa.types.is_timestamp(kind):
+        return _scaled(column.cast(pa.int64()), kind.unit, fault)
+    if pa.types.is_integer(kind):
+        if unit is None:
+            return np.zeros(len(column), np.int64), np.where(fault > 0, fault, Fault.time_without_unit).astype(np.uint8)
+        return _scaled(column, unit, fault)
+    if _is_text(kind):
+        texts, invalid = _utf8(column)
+        fault[(fault == 0) & invalid] = Fault.invalid_utf8
+        return _read_numbers(texts, unit, fault) if unit else _read_rfc3339(texts, fault)
+    return np.zeros(len(column), np.int64), np.where(fault > 0, fault, Fault.wrong_type).astype(np.uint8)
+
+
+def _scaled(ticks: pa.Array, unit: str, fault: Faults) -> tuple[Codes, Faults]:
+    """Ticks of a unit as microseconds, where the result is a plausible date."""
+    numbers = ticks.fill_null(0).to_numpy(zero_copy_only=False)
+    if unit in _TICKS_A_MICRO:
+        numbers, factor = np.floor_divide(numbers, _TICKS_A_MICRO[unit]), 1
+    else:
+        factor = _MICROS_A_TICK[unit]
+    plausible = (numbers >= _OLDEST // factor) & (numbers < _NEWEST // factor)
+    fault[(fault == 0) & ~plausible] = Fault.time_out_of_range
+    return np.where(plausible, numbers, 0).astype(np.int64) * factor, fault
+
+
+def _read_numbers(texts: pa.Array, unit: str, fault: Faults) -> tuple[Codes, Faults]:
+    try:
+        return _scaled(pc.if_else(pa.array(fault == 0), texts, "0").cast(pa.int64()), unit, fault)
+    except pa.ArrowInvalid:
+        digits = pc.match_substring_regex(texts, r"^-?\d{1,18}$").to_numpy(zero_copy_only=False)
+        fault[(fault == 0) & ~digits] = Fault.bad_time
+        return _scaled(pc.if_else(pa.array(fault == 0), texts, "0").cast(pa.int64()), unit, fault)
+
+
+def _read_rfc3339(texts: pa.Array, fault: Faults) -> tuple[Codes, Faults]:
+    present = texts if not fault.any() else pc.if_else(pa.array(fault == 0), texts, "1970-01-01T00:00:00Z")
+    for unit in ("us", "ns"):  # whole files may have nine decimals; everything else is decided below
+        try:
+            return _scaled(present.cast(pa.timestamp(unit, "UTC")).cast(pa.int64()), unit, fault)
+        except pa.ArrowInvalid:
+            pass
+    likely = pc.match_substring_regex(present, _LIKELY_RFC3339)
+    micros, fault = _scaled(
+        pc.if_else(likely, present, "1970-01-01T00:00:00Z").cast(pa.timestamp("us", "UTC")).cast(pa.int64()), "us", fault
+    )
+    for row in np.flatnonzero(~likely.to_numpy(zero_copy_only=False)):
+        micros[row], fault[row] = _read_one_rfc3339(present[row].as_py())
+    return micros, fault
+
+
+def _read_one_rfc3339(text: str) -> tuple[int, Fault]:
+    found = _RFC3339.fullmatch(text)
+    if not found:
+        return 0, Fault.bad_time
+    day, clock, fraction, offset = found.groups()
+    if offset is None:
+        return 0, Fault.time_without_offset
+    leap = clock.endswith(":60")  # a leap second is the last moment of its minute
+    try:
+        moment = datetime.fromisoformat(f"{day}T{clock[:-2]}59" if leap else f"{day}T{clock}")
+        zone = "+00:00" if offset in "Zz" else offset
+        shift = datetime.fromisoformat(f"2000-01-01T00:00:00{zone}").utcoffset() or timedelta()
+    except ValueError:
+        return 0, Fault.bad_time
+    micros = 999_999 if leap else int((fraction or "0").ljust(6, "0")[:6])
+    value = (moment.replace(tzinfo=timezone.utc) - _EPOCH) // timedelta(microseconds=1) + micros
+    value -= shift // timedelta(microseconds=1)
+    if not _OLDEST <= value < _NEWEST:
+        return 0, Fault.time_out_of_range
+    return value, Fault.none

@@ -1,0 +1,206 @@
+"""decode: batches of raw rows become contributions; rows that cannot be read become dead letters with a reason.
+
+A batch is judged a column at a time, and the distinct values of a column rather than its rows: text is checked and
+identified once for each value in the batch. Only the rows that fail are ever looked at one by one.
+
+Units leave this stage as keyed identifiers; within a bundle contributions are merged and bounded before they travel.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from apache_beam.metrics import Metrics
+from apache_beam.transforms.window import GlobalWindow
+from apache_beam.utils.windowed_value import WindowedValue
+
+from tidegate.mechanisms.keyed import KeyedHash, derive_key
+from tidegate.transforms.columns import Fault, TextColumn, join_keys, read_text, read_time
+from tidegate.transforms.contributions import Bounder, Contributions, Gathering
+from tidegate.transforms.problems import withheld
+from tidegate.transforms.secret import Secret
+from tidegate.transforms.terms import Terms
+from tidegate.transforms.windows import Windows
+
+DEAD = "dead"
+SOURCE, FIRST_ROW = b"tidegate.source", b"tidegate.first_row"
+"""Schema metadata of a raw batch: where its rows came from."""
+
+_ROWS_A_BATCH = 1 << 20
+_ROWS_HELD = 1 << 22
+_ROWS_AN_ELEMENT = 1 << 18
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    """A row that cannot be counted. For the operator's eyes only."""
+
+    reason: str
+    source: str
+    row: int | None
+    raw: str
+
+    def __repr__(self) -> str:
+        return f"DeadLetter({self.reason}, withheld)"
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """What became of a batch."""
+
+    contributions: Contributions
+    earliest: npt.NDArray[np.int64]
+    dead: list[DeadLetter]
+    outside: int
+
+
+class Decoder:
+    """Reads raw batches under given terms."""
+
+    def __init__(self, terms: Terms, key: bytes) -> None:
+        self._columns = terms.columns
+        self._windows = terms.window.windows
+        self._identify = KeyedHash(derive_key(key, "units"))
+
+    def __call__(self, batch: pa.RecordBatch) -> Decoded:
+        unit = self._text(batch, self._columns.unit, Fault.missing_unit, limit=1 << 16, empty=Fault.empty_unit)
+        parts = [self._text(batch, name, Fault.missing_key, self._columns.max_key_bytes) for name in self._columns.key]
+        key = parts[0] if len(parts) == 1 else join_keys(parts, self._columns.max_key_bytes)
+        if self._columns.time in batch.schema.names:
+            times, time_fault = read_time(batch.column(self._columns.time), self._columns.time_unit)
+        else:
+            times, time_fault = np.zeros(len(batch), np.int64), np.full(len(batch), Fault.missing_column, np.uint8)
+        fault = np.where(unit.fault > 0, unit.fault, np.where(key.fault > 0, key.fault, time_fault))
+        dead: list[DeadLetter] = []
+        unit_codes, key_codes = unit.codes, key.codes
+        if fault.any():
+            dead = _letters(batch, fault)
+            good = np.flatnonzero(fault == 0)
+            unit_codes, key_codes, times = unit_codes[good], key_codes[good], times[good]
+        rows, window = self._windows.assign(times)
+        outside = len(times) - len(np.unique(rows) if self._windows.size > self._windows.every else rows)
+        earliest = np.full(self._windows.count if len(window) else 0, np.iinfo(np.int64).max)
+        np.minimum.at(earliest, window, times[rows])
+        contributions = Contributions.gather(
+            window, unit_codes[rows], key_codes[rows], None, self._identify(unit.values), key.values
+        )
+        return Decoded(contributions, earliest, dead, outside)
+
+    def _text(
+        self, batch: pa.RecordBatch, name: str, missing: Fault, limit: int, empty: Fault = Fault.none
+    ) -> TextColumn:
+        if name not in batch.schema.names:
+            return TextColumn.absent(len(batch))
+        return read_text(batch.column(name), missing, limit, empty)
+
+
+class Decode(beam.PTransform[Any, Any]):
+    """Raw batches → {None: (shard, Contributions) by window carrier timestamp, "dead": DeadLetter}."""
+
+    def __init__(self, terms: Terms, secret: Secret, shards: int) -> None:
+        super().__init__()
+        self._terms, self._secret, self._shards = terms, secret, shards
+
+    def expand(self, batches: Any) -> Any:
+        return batches | "Decode" >> beam.ParDo(
+            DecodeFn(self._terms, self._secret, self._shards)
+        ).with_output_types(tuple[int, Contributions], dead=DeadLetter).with_outputs(DEAD, main="contributions")
+
+
+class DecodeFn(beam.DoFn):
+    """Gathers a bundle's contributions and sends them on by window and unit."""
+
+    def __init__(self, terms: Terms, secret: Secret, shards: int) -> None:
+        self._terms, self._secret, self._shards = terms, secret, shards
+        self._read = Metrics.counter("tidegate", "rows_read")
+        self._outside = Metrics.counter("tidegate", "rows_outside_range")
+
+    @withheld("decode")
+    def setup(self) -> None:
+        key = stage_key(self._terms, self._secret)
+        self._windows = self._terms.window.windows
+        self._decoder = Decoder(self._terms, key)
+        self._bounder = make_bounder(self._terms, key)
+
+    def start_bundle(self) -> None:
+        self._gathering = Gathering(self._bounder)
+        self._earliest = np.full(self._windows.count, np.iinfo(np.int64).max)
+
+    @withheld("decode")
+    def process(self, batch: pa.RecordBatch) -> Iterator[Any]:
+        self._read.inc(len(batch))
+        for begin in range(0, len(batch), _ROWS_A_BATCH):
+            decoded = self._decoder(_slice(batch, begin))
+            self._outside.inc(decoded.outside)
+            for letter in decoded.dead:
+                Metrics.counter("tidegate", f"dead_{letter.reason}").inc()
+                yield beam.pvalue.TaggedOutput(DEAD, letter)
+            if len(decoded.contributions):
+                np.minimum(self._earliest, decoded.earliest, out=self._earliest)
+                self._gathering.add(decoded.contributions)
+            if len(self._gathering) > _ROWS_HELD:
+                yield from self._flush()
+
+    @withheld("decode")
+    def finish_bundle(self) -> Iterator[Any]:
+        yield from self._flush()
+
+    def _flush(self) -> Iterator[Any]:
+        whole = self._gathering.drain()
+        if whole is None:
+            return
+        for window, shard, rows in whole.split(self._shards):
+            timestamp = self._windows.carrier_timestamp(window, int(self._earliest[window]))
+            for begin in range(0, len(rows), _ROWS_AN_ELEMENT):
+                part = rows if len(rows) <= _ROWS_AN_ELEMENT else rows.take(slice(begin, begin + _ROWS_AN_ELEMENT))
+                yield WindowedValue((shard, part), timestamp, (GlobalWindow(),))
+
+
+def stage_key(terms: Terms, secret: Secret) -> bytes:
+    """What every key, identifier and draw of these terms derives from; a changed guarantee changes them all."""
+    return derive_key(secret.load(), "tidegate", terms.stream, terms.digest)
+
+
+def make_bounder(terms: Terms, key: bytes) -> Bounder:
+    windows: Windows = terms.window.windows
+    return Bounder(derive_key(key, "bound"), terms.bounds, windows.start // windows.every)
+
+
+def _slice(batch: pa.RecordBatch, begin: int) -> pa.RecordBatch:
+    if len(batch) <= _ROWS_A_BATCH:
+        return batch
+    metadata = dict(batch.schema.metadata or {})
+    if FIRST_ROW in metadata:
+        metadata[FIRST_ROW] = str(int(metadata[FIRST_ROW]) + begin).encode()
+    return batch.slice(begin, _ROWS_A_BATCH).replace_schema_metadata(metadata)
+
+
+def _letters(batch: pa.RecordBatch, fault: npt.NDArray[np.uint8]) -> list[DeadLetter]:
+    """The rows that fail, one by one: this is the slow path, and only they take it."""
+    metadata = batch.schema.metadata or {}
+    source = metadata.get(SOURCE, b"").decode(errors="replace")
+    first = int(metadata.get(FIRST_ROW, b"0"))
+    bad = np.flatnonzero(fault)
+    columns = {name: column.take(pa.array(bad)) for name, column in zip(batch.schema.names, batch.columns, strict=True)}
+    letters = []
+    for place, row in enumerate(bad):
+        raw = json.dumps({name: _show(column[place]) for name, column in columns.items()}, ensure_ascii=False)
+        letters.append(DeadLetter(Fault(fault[row]).name, source, first + int(row), raw))
+    return letters
+
+
+def _show(value: pa.Scalar) -> Any:
+    try:
+        plain = value.as_py()
+    except (UnicodeDecodeError, ValueError, OverflowError):
+        plain = value.cast(pa.large_binary()).as_py() if not pa.types.is_timestamp(value.type) else value.value
+    if isinstance(plain, bytes):
+        return plain.decode("utf-8", errors="backslashreplace")
+    return plain if isinstance(plain, (str, int, float, bool, type(None))) else str(plain)

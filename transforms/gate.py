@@ -1,0 +1,74 @@
+"""gate: perturb and threshold. Decides which keys appear, and publishes their counts at no extra cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import apache_beam as beam
+
+from tidegate.mechanisms.keyed import KeyedHash, derive_key
+from tidegate.mechanisms.noise import Noise
+from tidegate.mechanisms.table import ExactTable, Rows
+from tidegate.transforms.decode import stage_key
+from tidegate.transforms.problems import withheld
+from tidegate.transforms.secret import Secret
+from tidegate.transforms.terms import Terms
+
+KEPT = "kept"
+
+
+class Gate(beam.PTransform[Any, Any]):
+    """(ExactTable shards, digests) → {"rows": (mechanism number, Rows), "kept": ExactTable of the keys that passed}."""
+
+    def __init__(self, terms: Terms, secret: Secret) -> None:
+        super().__init__()
+        self._terms, self._secret = terms, secret
+
+    def expand(self, counted: Any) -> Any:
+        tables, digests = counted
+        return tables | "Gate" >> beam.ParDo(
+            GateFn(self._terms, self._secret), beam.pvalue.AsSingleton(digests)
+        ).with_output_types(tuple[int, Rows], kept=ExactTable).with_outputs(KEPT, main="rows")
+
+
+class GateFn(beam.DoFn):
+    """Releases one shard of a window's keys."""
+
+    def __init__(self, terms: Terms, secret: Secret) -> None:
+        self._terms, self._secret = terms, secret
+
+    @withheld("gate")
+    def setup(self) -> None:
+        self._draws = Draws(self._terms, self._secret)
+
+    @withheld("gate")
+    def process(self, table: ExactTable, digest: bytes, window: Any = beam.DoFn.WindowParam) -> Iterator[Any]:
+        rows = self._terms.gate_mechanism.release(
+            table, self._draws.identify(table.keys), self._draws.noise(window, digest, 0)
+        )
+        if len(rows):
+            yield 0, rows
+            if self._terms.then:
+                yield beam.pvalue.TaggedOutput(KEPT, table.restrict(rows.keys))
+
+
+class Draws:
+    """The noise of every mechanism of a window: a function of the secret, the terms, the window and its whole table.
+
+    The same data gives the same draws in every retry and replay. Other data, by however little, gives draws that are all
+    independent of the first ones: were only some of them new, they would show which keys had changed.
+    """
+
+    def __init__(self, terms: Terms, secret: Secret) -> None:
+        self._key = stage_key(terms, secret)
+        self._terms, self._windows = terms, terms.window.windows
+        self.identify = KeyedHash(derive_key(self._key, "noise keys"))
+
+    def noise(self, carrier: Any, digest: bytes, mechanism: int) -> Noise:
+        begin, end = self._windows.bounds(self._windows.carried(carrier))
+        name = self._terms.gate.mechanism if mechanism == 0 else self._terms.then[mechanism - 1].mechanism
+        seed = derive_key(
+            self._key, "window", int(begin.timestamp()), int(end.timestamp()), digest, "mechanism", mechanism, name
+        )
+        return Noise(seed)

@@ -1,0 +1,170 @@
+"""seal: a window's rows come together in order, with the manifest that says what they mean.
+
+Every window of the range is sealed, also when nothing passed: silence is a record, and a missing window is a failure.
+Nothing in a manifest is computed from data, but for what the mechanisms published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import apache_beam as beam
+import pyarrow as pa
+import pyarrow.compute as pc
+from apache_beam.transforms.window import TimestampedValue
+
+from tidegate.mechanisms.table import Rows
+from tidegate.transforms.bound import is_first_firing
+from tidegate.transforms.problems import withheld
+from tidegate.transforms.release import ROW_SCHEMA, Release
+from tidegate.transforms.terms import Terms
+from tidegate.transforms.windows import Windows
+from tidegate.version import __version__
+
+MANIFEST_FORMAT = 1
+
+
+class Ticks(beam.PTransform[Any, Any]):
+    """One empty element for every window of the range, from the terms alone."""
+
+    def __init__(self, windows: Windows) -> None:
+        super().__init__()
+        self._windows = windows
+
+    def expand(self, pipeline: Any) -> Any:
+        windows = self._windows
+        return (
+            pipeline
+            | "Range" >> beam.Create([windows.count])
+            | "Tick" >> beam.FlatMap(_ticks, windows).with_output_types(tuple[int, Rows])
+        )
+
+
+def _ticks(count: int, windows: Windows) -> Iterator[Any]:
+    for window in range(count):
+        yield TimestampedValue((-1, Rows.concat([])), windows.carrier_timestamp(window, windows.start))
+
+
+class Seal(beam.PTransform[Any, Any]):
+    """(mechanism number, Rows) of all shards, and ticks → one Release a window."""
+
+    def __init__(self, terms: Terms) -> None:
+        super().__init__()
+        self._terms = terms
+
+    def expand(self, rows: Any) -> Any:
+        return (
+            rows
+            | "By window" >> beam.ParDo(NumberWindowFn(self._terms.window.windows)).with_output_types(
+                tuple[int, tuple[int, Rows]]
+            )
+            | "Whole window" >> beam.GroupByKey()
+            | "Seal" >> beam.ParDo(SealFn(self._terms)).with_output_types(Release)
+        )
+
+
+class NumberWindowFn(beam.DoFn):
+    """Keys rows by their window, so that windows are sealed in parallel."""
+
+    def __init__(self, windows: Windows) -> None:
+        self._windows = windows
+
+    def process(self, element: tuple[int, Rows], window: Any = beam.DoFn.WindowParam) -> Iterator[Any]:
+        yield self._windows.carried(window), element
+
+
+class SealFn(beam.DoFn):
+    """Puts rows in order and writes the manifest."""
+
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
+
+    @withheld("seal")
+    def process(
+        self, element: tuple[int, Iterable[tuple[int, Rows]]], pane: Any = beam.DoFn.PaneInfoParam
+    ) -> Iterator[Release]:
+        if not is_first_firing(pane):
+            return
+        window, parts = element
+        by_mechanism: dict[int, list[Rows]] = {}
+        for number, rows in parts:
+            by_mechanism.setdefault(number, []).append(rows)
+        tables = [
+            self._table(window, number, Rows.concat(by_mechanism.get(number, [])))
+            for number in range(len(self._terms.mechanisms))
+        ]
+        table = pa.concat_tables(tables).combine_chunks()
+        yield Release(window, self._terms.window.windows.folder(window), table, manifest(self._terms, window, len(table)))
+
+    def _table(self, window: int, number: int, rows: Rows) -> pa.Table:
+        terms = self._terms
+        begin, end = terms.window.windows.bounds(window)
+        guarantee = terms.mechanisms[number].guarantee
+        name = terms.gate.mechanism if number == 0 else terms.then[number - 1].mechanism
+        measure = terms.gate.measure if number == 0 else name
+        order = pc.sort_indices(rows.keys)
+        constants = {
+            "stream": terms.stream,
+            "window_start": begin,
+            "window_end": end,
+            "measure": measure,
+            "mechanism": name,
+            "epsilon": guarantee.epsilon,
+            "delta": guarantee.delta,
+            "spec_digest": terms.digest,
+        }
+        columns = {
+            "key": rows.keys.take(order),
+            "value": pa.array(rows.values).take(order),
+            "low": pa.array(rows.low).take(order),
+            "high": pa.array(rows.high).take(order),
+        }
+        arrays = [
+            columns[f.name] if f.name in columns else pa.repeat(pa.scalar(constants[f.name], f.type), len(rows))
+            for f in ROW_SCHEMA
+        ]
+        return pa.Table.from_arrays(arrays, schema=ROW_SCHEMA)
+
+
+def manifest(terms: Terms, window: int, rows: int) -> Mapping[str, Any]:
+    """What a window's release means, in words and numbers."""
+    windows, guarantee = terms.window.windows, terms.guarantee
+    begin, end = windows.bounds(window)
+    return {
+        "format": MANIFEST_FORMAT,
+        "stream": terms.stream,
+        "window": {"start": rfc3339(begin), "end": rfc3339(end)},
+        "range": {
+            "start": rfc3339(windows.bounds(0)[0]),
+            "end": rfc3339(windows.bounds(windows.count - 1)[1]),
+            "size_seconds": terms.window.size,
+            "every_seconds": terms.window.every or terms.window.size,
+        },
+        "guarantee": {
+            "words": guarantee.words(),
+            "epsilon": guarantee.epsilon,
+            "delta": guarantee.delta,
+            "unit": f"everything one {terms.columns.unit} does in one window",
+            "keys": guarantee.keys,
+            "per_key": guarantee.per_key,
+        },
+        "key_columns": list(terms.columns.key),
+        "gate": {
+            "measure": terms.gate.measure,
+            "mechanism": terms.gate.mechanism,
+            **terms.gate.parameters(),
+            **terms.gate_mechanism.describe(),
+        },
+        "then": [
+            {"mechanism": item.mechanism, **item.parameters(), **mechanism.describe()}
+            for item, mechanism in zip(terms.then, terms.mechanisms[1:], strict=True)
+        ],
+        "rows": rows,
+        "spec_digest": terms.digest,
+        "software": f"tidegate {__version__}",
+    }
+
+
+def rfc3339(instant: Any) -> str:
+    return str(instant.strftime("%Y-%m-%dT%H:%M:%SZ"))
