@@ -1,10 +1,10 @@
 """Columnar Avro: event files in as Arrow record batches, release tables out as bytes.
 
-Reading takes the container apart here, inflates each block here, and hands runs of blocks to polars under a schema of
+Reading takes the container apart and inflates its blocks here, then hands runs of blocks to polars under a schema of
 this module's making, in which every type is one that polars reads, and skips, without guessing. What polars cannot
 read goes to fastavro: slower, same columns. Promises: memory is bounded by `target_bytes` and `LARGEST_BLOCK` whatever
-the lengths in a file claim; damage after the header costs the blocks it touches, and is yielded in its place instead
-of raised; no message carries content of the file.
+lengths a file claims; damage after the header costs the blocks it touches and is yielded in its place, never raised;
+no message carries content of the file.
 
 Writing depends on the values of a table alone, not on its chunks, the clock or chance: equal tables, equal bytes.
 """
@@ -17,7 +17,8 @@ import json
 import lzma
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, BinaryIO, Literal, NamedTuple
@@ -34,8 +35,12 @@ LARGEST_BLOCK = 1 << 28  # bytes, stored or inflated; a block that claims more i
 _MAGIC = b"Obj\x01"
 _READ_AHEAD = 1 << 16
 _ROWS_PER_BLOCK = 1 << 16
+_INFLATERS: dict[bytes, Any] = {
+    b"deflate": lambda: zlib.decompressobj(-zlib.MAX_WBITS),
+    b"bzip2": bz2.BZ2Decompressor,
+    b"xz": lzma.LZMADecompressor,
+}
 _ARROW = {
-    "null": pa.null(),
     "boolean": pa.bool_(),
     "int": pa.int32(),
     "long": pa.int64(),
@@ -45,44 +50,36 @@ _ARROW = {
     "fixed": pa.binary(),
     "string": pa.string(),
     "enum": pa.string(),
+    "int date": pa.date32(),
+    "int time-millis": pa.time32("ms"),
+    "long time-micros": pa.time64("us"),
+} | {
+    f"long {local}timestamp-{word}": pa.timestamp(unit, zone)
+    for local, zone in (("", "UTC"), ("local-", None))
+    for word, unit in (("millis", "ms"), ("micros", "us"), ("nanos", "ns"))
 }
-_LOGICAL = {
-    ("int", "date"): pa.date32(),
-    ("int", "time-millis"): pa.time32("ms"),
-    ("long", "time-micros"): pa.time64("us"),
-    ("long", "timestamp-millis"): pa.timestamp("ms", "UTC"),
-    ("long", "timestamp-micros"): pa.timestamp("us", "UTC"),
-    ("long", "timestamp-nanos"): pa.timestamp("ns", "UTC"),
-    ("long", "local-timestamp-millis"): pa.timestamp("ms"),
-    ("long", "local-timestamp-micros"): pa.timestamp("us"),
-    ("long", "local-timestamp-nanos"): pa.timestamp("ns"),
-}
-_WRITTEN = {
-    pa.bool_(): "boolean",
-    pa.int32(): "int",
-    pa.int64(): "long",
-    pa.float64(): "double",
-    pa.string(): "string",
+_AVRO: dict[pa.DataType, Any] = {
+    **{_ARROW[kind]: kind for kind in ("boolean", "int", "long", "double", "string")},
     pa.timestamp("us", "UTC"): {"type": "long", "logicalType": "timestamp-micros"},
 }
-# A Rust panic, which polars meets in many a damaged block, is no Exception.
+# A Rust panic, which is how polars meets much damage, is no Exception.
 _FAILURES = (Exception, pl.exceptions.PanicException)
 
-Bytes = npt.NDArray[np.uint8]
-Longs = npt.NDArray[np.int64]
+_Longs = npt.NDArray[np.int64]
+_Piece = tuple[npt.NDArray[np.uint8], _Longs, _Longs]
 
 
 class AvroError(ValueError):
-    """The input is not an Avro file this module can read; one sentence, without content of the file."""
+    """The input is not an Avro file that can be read here."""
 
 
-class _Mixed(ValueError):
-    """The values of a union are of types that one Arrow column cannot hold."""
+class _MixedError(ValueError):
+    """A union has values that no one Arrow type holds as they are."""
 
 
 @dataclass(frozen=True)
 class Damaged:
-    """Rows that could not be read. Where `rows` is None nobody knows how many, and later row numbers leave them out."""
+    """Rows that could not be read. If `rows` is None their number is unknown, and later row numbers leave them out."""
 
     first_row: int
     rows: int | None
@@ -96,21 +93,16 @@ class _Block(NamedTuple):
 
 
 def read_schema(stream: BinaryIO) -> dict[str, Any]:
-    """The schema the file was written with. Reads ahead: open the stream anew to read batches."""
+    """The schema the file was written with. Reads ahead: to read batches, open the stream anew."""
     return _Container(stream).schema
 
 
 def read_batches(
     stream: BinaryIO, columns: Sequence[str], target_bytes: int = 8 << 20
 ) -> Iterator[tuple[int, pa.RecordBatch] | Damaged]:
-    """The asked columns the file has, as (number of the first row in the file, batch), with damage in its place."""
+    """Those of the columns that the file has, as (number of the batch's first row, batch), with damage in its place."""
     container = _Container(stream)
-    return _batches(container, _Decoder(container.schema, columns), target_bytes)
-
-
-def _batches(
-    container: _Container, decoder: _Decoder, target_bytes: int
-) -> Iterator[tuple[int, pa.RecordBatch] | Damaged]:
+    decoder = _Decoder(container.schema, columns)
     run: list[_Block] = []
     held = 0
     for block in container.blocks(decoder.least_bytes):
@@ -126,6 +118,16 @@ def _batches(
     yield from decoder.decode(run)
 
 
+def decode_table(data: bytes) -> pa.Table:
+    """The table that `encode` wrote."""
+    schema = read_schema(BytesIO(data))
+    names = [field["name"] for field in schema["fields"]]
+    found = [*_Decoder(schema, names).decode([_Block(0, 0, b"")]), *read_batches(BytesIO(data), names)]
+    if any(isinstance(each, Damaged) for each in found):
+        raise AvroError("This Avro file is damaged.")
+    return pa.Table.from_batches([each[1] for each in found if not isinstance(each, Damaged)])
+
+
 class _Container:
     """The framing of a file: a header, then blocks that each end in the marker the header gave."""
 
@@ -136,7 +138,7 @@ class _Container:
         meta: dict[bytes, bytes] = {}
         try:
             while count := self._long():
-                if count < 0:  # then the size in bytes follows
+                if count < 0:  # then a size in bytes follows
                     self._long()
                 for _ in range(abs(count)):
                     key = self._take_all(self._long())
@@ -145,13 +147,14 @@ class _Container:
             self.schema: dict[str, Any] = json.loads(meta[b"avro.schema"])
         except (EOFError, KeyError, ValueError, RecursionError):
             raise AvroError("The header of this Avro file is cut short or damaged.") from None
-        codec = meta.get(b"avro.codec", b"null").decode("latin-1")
-        if codec not in _INFLATE:
+        self._codec = meta.get(b"avro.codec", b"null")
+        if self._codec not in {b"null", b"snappy", b"zstandard", *_INFLATERS}:
             raise AvroError("This Avro file is compressed in a way that cannot be read here.")
-        self._inflate = _INFLATE[codec]
+        if not isinstance(self.schema, dict) or self.schema.get("type") != "record":
+            raise AvroError("This Avro file holds something other than records.")
 
     def blocks(self, least_bytes: int) -> Iterator[_Block | Damaged]:
-        """Every block whose framing holds, inflated, given how few bytes a row can take."""
+        """Every block, inflated, or what is wrong with it; a row is known to take `least_bytes` or more."""
         row = 0
         while self._take(1):
             self._at -= 1
@@ -162,32 +165,30 @@ class _Container:
                 return
             except ValueError:
                 rows = size = -1
-            data = self._take(size + 16) if 0 <= size <= LARGEST_BLOCK else b""
-            if rows < 0 or len(data) != size + 16 or not data.endswith(self._marker):
-                # The size may be what is wrong, so the search for the next block begins where this one did.
-                self._at -= len(data)
-                cut = 0 <= len(data) < size + 16 <= LARGEST_BLOCK + 16
+            plausible = rows >= 0 and 0 <= size <= LARGEST_BLOCK
+            data = self._take(size + 16) if plausible else b""
+            cut = plausible and len(data) < size + 16
+            if not plausible or cut or not data.endswith(self._marker):
+                self._at -= len(data)  # the size may be what is wrong, and the next block begin among these bytes
                 found = self._skip_past_marker()
-                cut = cut and not found
-                yield Damaged(row, rows if cut and rows >= 0 else None, "truncated" if cut else "corrupt")
+                yield Damaged(row, rows, "truncated") if cut and not found else Damaged(row, None, "corrupt")
                 if not found:
                     return
                 continue
             try:
-                payload = self._inflate(data[:-16])
+                payload = _inflate(self._codec, data[:-16])
             except Exception:
                 yield Damaged(row, rows, "corrupt")
-                row += rows
-                continue
-            if rows * least_bytes > len(payload):  # polars would reserve room for all the rows, and abort
-                yield Damaged(row, None, "corrupt")
-                continue
-            if rows or payload:
-                yield _Block(row, rows, payload)
+            else:
+                if rows * least_bytes > len(payload):  # polars would reserve memory for so many rows, and abort
+                    yield Damaged(row, None, "corrupt")
+                    continue
+                if rows or payload:
+                    yield _Block(row, rows, payload)
             row += rows
 
     def _take(self, size: int) -> bytes:
-        """Up to `size` bytes, fewer only at the end; moving `_at` back by as many puts them back."""
+        """As many bytes, fewer only at the end; `_at` moved back by their number puts them back."""
         self._fill(size)
         piece = self._held[self._at : self._at + size]
         self._at += len(piece)
@@ -195,7 +196,7 @@ class _Container:
 
     def _take_all(self, size: int) -> bytes:
         if not 0 <= size <= LARGEST_BLOCK:
-            raise ValueError("length out of range")
+            raise ValueError("a length out of range")
         if len(piece := self._take(size)) < size:
             raise EOFError
         return piece
@@ -230,26 +231,294 @@ class _Container:
         return True
 
 
-def _zlib(data: bytes) -> bytes:
-    inflater = zlib.decompressobj(-15)
-    return _whole(inflater.decompress(data, LARGEST_BLOCK), inflater.eof)
+def _inflate(codec: bytes, data: bytes) -> bytes:
+    """The payload of a block, if it is whole and no larger than a block may be."""
+    if codec == b"null":
+        return data
+    if codec == b"snappy":  # begins with its size, seven bits to a byte, and ends with a checksum
+        digits = data[: next(i for i, byte in enumerate(data, 1) if byte < 0x80)]
+        size = sum((byte & 0x7F) << 7 * i for i, byte in enumerate(digits))
+        payload = pa.Codec("snappy").decompress(data[:-4], min(size, LARGEST_BLOCK), asbytes=True)
+        whole = zlib.crc32(payload) == int.from_bytes(data[-4:], "big")
+    elif codec == b"zstandard":
+        with pa.input_stream(pa.py_buffer(data), compression="zstd") as stream:
+            payload, whole = stream.read(LARGEST_BLOCK), not stream.read(1)
+    else:
+        inflater = _INFLATERS[codec]()
+        payload = inflater.decompress(data, LARGEST_BLOCK)
+        whole = inflater.eof
+    if not whole:
+        raise ValueError("a payload cut short or too large")
+    return bytes(payload)
 
 
-def _bzip2(data: bytes) -> bytes:
-    inflater = bz2.BZ2Decompressor()
-    return _whole(inflater.decompress(data, LARGEST_BLOCK), inflater.eof)
+class _Column(NamedTuple):
+    """An asked column: its name in the schema given to polars, and what it becomes (None where only the values tell)."""
+
+    alias: str
+    type: pa.DataType | None
+    nullable: bool
+    symbols: list[str]
+
+    def from_polars(self, array: pa.Array) -> pa.Array:
+        if self.symbols:
+            return pa.array(self.symbols, pa.string()).take(array)
+        narrow = self.type in (pa.int32(), pa.date32(), pa.time32("ms"))
+        return (array.cast(pa.int32()) if narrow else array).cast(self.type)  # refuses what does not fit
+
+    def from_python(self, values: list[Any]) -> pa.Array:
+        if self.type is not None:
+            return pa.array(values, self.type)
+        kinds = {type(value) for value in values if value is not None}
+        if len(kinds) > 1 and kinds != {int, float}:  # or Arrow would make bytes of text that stands beside bytes
+            raise _MixedError
+        try:
+            return pa.array(values)
+        except pa.ArrowException:
+            raise _MixedError from None
 
 
-def _xz(data: bytes) -> bytes:
-    inflater = lzma.LZMADecompressor()
-    return _whole(inflater.decompress(data, LARGEST_BLOCK), inflater.eof)
+class _Decoder:
+    """Turns the blocks of a file into batches of the asked columns."""
+
+    def __init__(self, schema: dict[str, Any], columns: Sequence[str]) -> None:
+        try:
+            types = {field["name"]: field["type"] for field in fastavro.schema.expand_schema(schema)["fields"]}
+            plain, sizes = zip(*(_plain(avro, f"c{i}") for i, avro in enumerate(types.values())), strict=True)
+            # Logical types are left to Arrow, since Python's own types do not hold all of their values.
+            bare = json.loads(json.dumps(schema), object_hook=_without_logical_type)
+            self._parsed = fastavro.parse_schema({"type": "array", "items": bare})
+        except Exception:
+            raise AvroError("The schema of this Avro file is invalid, recursive, or makes room for nothing.") from None
+        self.least_bytes = sum(size > 0 for size in sizes)
+        if not self.least_bytes or len(types) < len(schema["fields"]):
+            raise AvroError("The records of this Avro file are empty or have two fields of one name.")
+        self._columns = {name: _column(f"c{list(types).index(name)}", types[name]) for name in columns if name in types}
+        self._decoders = [self._by_fastavro]
+        if None in plain or any(c.type is None or pa.types.is_nested(c.type) for c in self._columns.values()):
+            return
+        record = {"type": "record", "name": "c", "fields": [{"name": f"c{i}", "type": t} for i, t in enumerate(plain)]}
+        self._header = _header(json.dumps(record).encode(), b"null", bytes(16))
+        self._zeros = bytes(sum(sizes))
+        with suppress(*_FAILURES):  # decimals can be too wide for polars
+            self._zero_row = self._frame(1, self._zeros).to_pylist()
+            self._decoders = [self._by_polars, self._by_fastavro]
+
+    def decode(self, run: list[_Block]) -> Iterator[tuple[int, pa.RecordBatch] | Damaged]:
+        """The run as one batch; if it has damage, block by block, so that only the bad ones are lost."""
+        rows, payload = sum(block.rows for block in run), b"".join(block.payload for block in run)
+        reason: Literal["corrupt", "mixed"] = "corrupt"
+        for decoder in self._decoders if run else ():
+            try:
+                batch = decoder(rows, payload)
+            except MemoryError:
+                raise
+            except _FAILURES as failure:
+                reason = "mixed" if isinstance(failure, _MixedError) else "corrupt"
+            else:
+                yield run[0].first_row, batch
+                return
+            if len(run) > 1:
+                for block in run:
+                    yield from self.decode([block])
+                return
+        if run:
+            yield Damaged(run[0].first_row, rows, reason)
+
+    def _by_polars(self, rows: int, payload: bytes) -> pa.RecordBatch:
+        # polars does not tell whether it came to the end: a record of zeros put there must be what it reads last.
+        batch = self._frame(rows + 1, payload + self._zeros)
+        if batch.slice(rows).to_pylist() != self._zero_row:
+            raise ValueError("bytes left over")
+        return batch.slice(0, rows)
+
+    def _frame(self, rows: int, payload: bytes) -> pa.RecordBatch:
+        file = BytesIO(self._header + _block(rows, payload, bytes(16)))  # one block, as each would make a chunk
+        frame = pl.read_avro(file, columns=[column.alias for column in self._columns.values()])
+        return self._batch(rows, [c.from_polars(frame[c.alias].to_arrow()) for c in self._columns.values()])
+
+    def _by_fastavro(self, rows: int, payload: bytes) -> pa.RecordBatch:
+        # Read as one array, and all columns: a reader's schema would make bytes of text where a union has both.
+        file = BytesIO((_long(rows) if rows else b"") + payload + _long(0))
+        records = fastavro.schemaless_reader(file, self._parsed, None)
+        if file.read(1):
+            raise ValueError("bytes left over")
+        return self._batch(rows, [c.from_python([r[name] for r in records]) for name, c in self._columns.items()])
+
+    def _batch(self, rows: int, arrays: list[pa.Array]) -> pa.RecordBatch:
+        columns = zip(self._columns.items(), arrays, strict=True)
+        record = pa.struct([pa.field(name, array.type, column.nullable) for (name, column), array in columns])
+        # By way of a struct, which keeps its length even without columns.
+        return pa.RecordBatch.from_struct_array(pa.StructArray.from_buffers(record, rows, [None], children=arrays))
 
 
-def _zstandard(data: bytes) -> bytes:
-    with pa.input_stream(pa.py_buffer(data), compression="zstd") as inflater:
-        return _whole(inflater.read(LARGEST_BLOCK), not inflater.read(1))
+def _branches(avro: Any) -> list[dict[str, Any]]:
+    return [each if isinstance(each, dict) else {"type": each} for each in (avro if isinstance(avro, list) else [avro])]
 
 
-def _snappy(data: bytes) -> bytes:
-    size = _Container.__new__(_Container)
-    raise NotImplementedError
+def _column(alias: str, avro: Any) -> _Column:
+    values = [branch for branch in _branches(avro) if branch["type"] != "null"]
+    symbols = values[0].get("symbols", []) if len(values) == 1 else []
+    return _Column(alias, _arrow_type(avro), len(values) != 1 or values != _branches(avro), symbols)
+
+
+def _arrow_type(avro: Any) -> pa.DataType | None:
+    values = [branch for branch in _branches(avro) if branch["type"] != "null"]
+    if len(values) != 1:
+        return None
+    kind, logical = values[0]["type"], values[0].get("logicalType")
+    if kind == "record":
+        fields = {field["name"]: _arrow_type(field["type"]) for field in values[0]["fields"]}
+        return None if None in fields.values() else pa.struct(fields.items())
+    if kind in ("array", "map"):
+        item = _arrow_type(values[0]["items" if kind == "array" else "values"])
+        return None if item is None else pa.list_(item) if kind == "array" else pa.map_(pa.string(), item)
+    if logical == "decimal" and kind in ("bytes", "fixed"):
+        precision = values[0]["precision"]
+        return pa.decimal128(precision, values[0].get("scale", 0)) if precision <= 38 else None
+    return _ARROW.get(f"{kind} {logical}", _ARROW[kind])
+
+
+def _plain(avro: Any, name: str) -> tuple[Any, int]:
+    """A type of the same bytes that polars does not stumble over, None if there is none; and how many zeros are a value.
+
+    Raises for types of which a few bytes can hold endless values, or values in values without end.
+    """
+    if isinstance(avro, list):
+        types, sizes = zip(*(("null", 0) if each == "null" else _plain(each, name) for each in avro), strict=True)
+        return (list(types) if len(avro) == 2 and "null" in avro and None not in types else None), 1 + sizes[0]
+    (kind,) = _branches(avro)
+    if kind["type"] == "map":  # is an array of pairs
+        pair = {"type": "record", "fields": [{"type": "string"}, {"type": kind["values"]}]}
+        return _plain({"type": "array", "items": pair}, name)
+    if kind["type"] == "array":
+        items, size = _plain(kind["items"], name)
+        if not size:
+            raise ValueError("an array of nothing")
+        return items and {"type": "array", "items": items}, 1
+    if kind["type"] == "record":
+        inner = [(f"{name}_{i}", *_plain(field["type"], f"{name}_{i}")) for i, field in enumerate(kind["fields"])]
+        fields = [{"name": each, "type": plain} for each, plain, _ in inner if plain]
+        record = {"type": "record", "name": name, "fields": fields}
+        return (record if len(fields) == len(inner) else None), sum(size for *_, size in inner)
+    decimal = kind if kind.get("logicalType") == "decimal" else {}
+    if kind["type"] in ("fixed", "null"):
+        size = kind.get("size", 0)
+        return {**decimal, "type": "fixed", "name": name, "size": size}, size
+    if kind["type"] in ("int", "long", "enum"):
+        return "long", 1
+    return {**decimal, "type": kind["type"]}, {"boolean": 1, "bytes": 1, "string": 1, "float": 4, "double": 8}[
+        kind["type"]
+    ]
+
+
+def _without_logical_type(avro: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in avro.items() if key != "logicalType" or value == "decimal"}
+
+
+def encode(
+    table: pa.Table, name: str, namespace: str, codec: Literal["null", "deflate"] = "deflate", doc: str = ""
+) -> bytes:
+    """The table as an Avro file, in which nullable fields are unions with null."""
+    for word in (name, *namespace.split("."), *table.column_names):
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", word):
+            raise ValueError(f"{word!r} is not a name in Avro.")
+    if len(set(table.column_names)) < max(1, table.num_columns):
+        raise ValueError("An Avro record has one field or more, each of another name.")
+    fields = [{"name": field.name, "type": _avro_type(field, table[field.name])} for field in table.schema]
+    record = {"type": "record", "name": name, "namespace": namespace, "doc": doc, "fields": fields}
+    schema = json.dumps(record, separators=(",", ":")).encode()
+    digest = hashlib.sha256(schema)
+    blocks = []
+    for start in range(0, table.num_rows, _ROWS_PER_BLOCK):
+        chunk = table.slice(start, _ROWS_PER_BLOCK)
+        payload = _payload(chunk)
+        digest.update(payload)
+        if codec == "deflate":
+            deflater = zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS)
+            payload = deflater.compress(payload) + deflater.flush()
+        blocks.append((chunk.num_rows, payload))
+    marker = digest.digest()[:16]
+    return _header(schema, codec.encode(), marker) + b"".join(_block(rows, data, marker) for rows, data in blocks)
+
+
+def _avro_type(field: pa.Field, column: pa.ChunkedArray) -> Any:
+    if field.type not in _AVRO:
+        raise ValueError(f"Column {field.name!r} is of a type, {field.type}, that is not written to Avro.")
+    if not field.nullable and column.null_count:
+        raise ValueError(f"Column {field.name!r} has nulls, which its field rules out.")
+    return ["null", _AVRO[field.type]] if field.nullable else _AVRO[field.type]
+
+
+def _header(schema: bytes, codec: bytes, marker: bytes) -> bytes:
+    meta = (b"avro.schema", schema, b"avro.codec", codec)
+    return _MAGIC + _long(2) + b"".join(_long(len(word)) + word for word in meta) + _long(0) + marker
+
+
+def _block(rows: int, data: bytes, marker: bytes) -> bytes:
+    return b"".join((_long(rows), _long(len(data)), data, marker))
+
+
+def _long(value: int) -> bytes:
+    source, _, length = _varints(np.array([value], np.int64))
+    return source[: length[0]].tobytes()
+
+
+def _payload(table: pa.Table) -> bytes:
+    """The records of a block: each field's bytes, of all rows at once, put where each row's record has them."""
+    columns = zip(table.columns, table.schema, strict=True)
+    pieces = [piece for column, field in columns for piece in _pieces(column.combine_chunks(), field.nullable)]
+    sizes = np.sum([length for _, _, length in pieces], axis=0)
+    ends = np.cumsum(sizes)
+    at = ends - sizes
+    out = np.empty(ends[-1], np.uint8)
+    for source, start, length in pieces:
+        # Bytes move as windows of one width: the loop is over widths, of which there are few.
+        order = np.argsort(length, kind="stable")
+        widths, firsts = np.unique(length[order], return_index=True)
+        for width, rows in zip(widths.tolist(), np.split(order, firsts[1:]), strict=True):
+            if width:
+                _windows(out, width)[at[rows]] = _windows(source, width)[start[rows]]
+        at += length
+    return out.tobytes()
+
+
+def _windows(data: npt.NDArray[np.uint8], width: int) -> npt.NDArray[np.void]:
+    return np.ndarray((len(data) - width + 1,), np.dtype((np.void, width)), data, strides=(1,))
+
+
+def _pieces(array: pa.Array, nullable: bool) -> Iterator[_Piece]:
+    """The parts of a field in turn, each as bytes with every row's start and length among them."""
+    rows, (_, values, *rest) = len(array), array.buffers()
+    here = slice(array.offset, array.offset + rows)
+    ones = np.ones(rows, np.int64)
+    present: _Longs = np.asarray(array.is_valid().cast(pa.int8())).astype(np.int64) if nullable else ones
+    if nullable:
+        yield np.array([0, 2], np.uint8), present, ones
+    if array.type == pa.bool_():
+        bits = np.unpackbits(np.frombuffer(values, np.uint8), bitorder="little")[here]
+        yield np.array([0, 1], np.uint8), bits.astype(np.int64), present
+    elif array.type == pa.float64():
+        yield np.frombuffer(values, np.uint8), 8 * np.arange(here.start, here.stop), 8 * present
+    elif array.type == pa.string():
+        offsets = np.frombuffer(values, np.int32)[here.start : here.stop + 1].astype(np.int64)
+        length = np.diff(offsets) * present
+        source, start, width = _varints(length)
+        yield source, start, width * present
+        yield np.frombuffer(rest[0] or b"\0", np.uint8), offsets[:-1], length
+    else:
+        numbers = np.frombuffer(values, np.int32 if array.type == pa.int32() else np.int64)[here]
+        source, start, width = _varints(numbers.astype(np.int64))
+        yield source, start, width * present
+
+
+def _varints(values: _Longs) -> _Piece:
+    rest = ((values << 1) ^ (values >> 63)).view(np.uint64)
+    most = max(1, -(-int(rest.max()).bit_length() // 7))
+    digits = np.empty((len(values), most), np.uint8)
+    length = np.ones(len(values), np.int64)
+    for i in range(most):
+        digit, rest = rest & np.uint64(0x7F), rest >> np.uint64(7)
+        digits[:, i] = digit | (rest > 0).astype(np.uint64) << np.uint64(7)
+        length += rest > 0
+    return digits.reshape(-1), np.arange(0, digits.size, most), length

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -44,9 +45,36 @@ _TICKS_A_MICRO = {"ns": 1000}
 _MICROS_A_TICK = {"s": 1_000_000, "ms": 1000, "us": 1}
 _RFC3339 = re.compile(r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(?:\.(\d+))?([Zz]|[+-]\d\d:\d\d)?", re.ASCII)
 _LIKELY_RFC3339 = (
-    r"^\d{4}-((0[1-9]|1[0-2])-(0[1-9]|1\d|2[0-8])|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31)T([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,6})?"
-    r"(Z|[+-]([01]\d|2[0-3]):[0-5]\d)$"
+    r"^\d{4}-((0[1-9]|1[0-2])-(0[1-9]|1\d|2[0-8])|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31)"
+    r"T([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,6})?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)$"
 )
+
+
+ROW = "tidegate.row"
+"""An optional column of a raw batch: the row's number where it came from."""
+
+
+def rows_to_batches(
+    rows: Sequence[Mapping[str, Any]], names: Sequence[str], numbers: Sequence[int] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Plain rows as record batches: one, if they agree on types, else one for each mix of types.
+
+    So a row of a strange type spoils no other: it ends up in a batch whose column is of that type, and is judged there.
+    """
+    numbers = range(len(rows)) if numbers is None else numbers
+    groups: dict[tuple[type, ...], list[int]] = {}
+    for place, row in enumerate(rows):
+        groups.setdefault(tuple(type(row.get(name)) for name in names), []).append(place)
+    for places in groups.values():
+        columns = {name: _column([rows[place].get(name) for place in places]) for name in names}
+        yield pa.RecordBatch.from_pydict({**columns, ROW: pa.array([numbers[place] for place in places], pa.int64())})
+
+
+def _column(values: list[Any]) -> pa.Array:
+    try:
+        return pa.array(values)
+    except (pa.ArrowException, OverflowError):  # whole numbers beyond 64 bits, or a type that Arrow does not know
+        return pa.array([str(value) if isinstance(value, int) else [] for value in values])
 
 
 @dataclass(frozen=True)

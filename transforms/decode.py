@@ -22,7 +22,7 @@ from apache_beam.transforms.window import GlobalWindow
 from apache_beam.utils.windowed_value import WindowedValue
 
 from tidegate.mechanisms.keyed import KeyedHash, derive_key
-from tidegate.transforms.columns import Fault, TextColumn, join_keys, read_text, read_time
+from tidegate.transforms.columns import ROW, Fault, TextColumn, join_keys, read_text, read_time
 from tidegate.transforms.contributions import Bounder, Contributions, Gathering
 from tidegate.transforms.problems import withheld
 from tidegate.transforms.secret import Secret
@@ -189,10 +189,11 @@ def _letters(batch: pa.RecordBatch, fault: npt.NDArray[np.uint8]) -> list[DeadLe
     first = int(metadata.get(FIRST_ROW, b"0"))
     bad = np.flatnonzero(fault)
     columns = {name: column.take(pa.array(bad)) for name, column in zip(batch.schema.names, batch.columns, strict=True)}
+    numbers = columns.pop(ROW, pa.array(bad + first))
     letters = []
     for place, row in enumerate(bad):
         raw = json.dumps({name: _show(column[place]) for name, column in columns.items()}, ensure_ascii=False)
-        letters.append(DeadLetter(Fault(fault[row]).name, source, first + int(row), raw))
+        letters.append(DeadLetter(Fault(fault[row]).name, source, numbers[place].as_py(), raw))
     return letters
 
 

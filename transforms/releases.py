@@ -35,6 +35,7 @@ from apache_beam.utils.windowed_value import WindowedValue
 
 from tidegate.transforms.bound import Bound
 from tidegate.transforms.coders import register
+from tidegate.transforms.columns import rows_to_batches
 from tidegate.transforms.count import Count
 from tidegate.transforms.decode import DEAD, Decode
 from tidegate.transforms.gate import KEPT, Gate
@@ -129,7 +130,7 @@ class BatchFn(beam.DoFn):
             self._rows.append(element)
             self._earliest = min(self._earliest, timestamp)
             if len(self._rows) >= self.ROWS:
-                yield self._drain()
+                yield from self._drain()
         else:
             raise SpecError(
                 f"events must be Arrow record batches or dicts, not {type(element).__name__}; map them to dicts first"
@@ -138,30 +139,14 @@ class BatchFn(beam.DoFn):
     @withheld("batching")
     def finish_bundle(self) -> Iterator[Any]:
         if self._rows:
-            yield self._drain()
+            yield from self._drain()
 
-    def _drain(self) -> WindowedValue:
+    def _drain(self) -> Iterator[WindowedValue]:
         """A batch stands where its earliest row stood, so that nothing is late by packaging."""
         rows, earliest = self._rows, self._earliest
         self.start_bundle()
-        batch = pa.RecordBatch.from_pydict({name: _column([row.get(name) for row in rows]) for name in self._names})
-        return WindowedValue(batch, earliest, (GlobalWindow(),))
-
-
-def _column(values: list[Any]) -> pa.Array:
-    try:
-        return pa.array(values)
-    except (pa.ArrowException, OverflowError, ValueError, TypeError):
-        # Rows that disagree on a type: text says what each one means, and decoding judges it row by row.
-        return pa.array([None if value is None else _text(value) for value in values], pa.large_binary())
-
-
-def _text(value: Any) -> bytes:
-    if isinstance(value, bytes):
-        return value
-    if hasattr(value, "isoformat"):
-        return str(value.isoformat()).encode()
-    return str(value).encode("utf-8", errors="surrogatepass")
+        for batch in rows_to_batches(rows, self._names):
+            yield WindowedValue(batch, earliest, (GlobalWindow(),))
 
 
 def _refuse_repeated_panes(windowing: Any) -> None:

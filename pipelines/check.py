@@ -1,0 +1,118 @@
+"""What a spec promises, before anything runs: the guarantee in plain words, the threshold, and who will be seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console, Group
+from rich.table import Table
+
+from tidegate.mechanisms.guarantee import plural
+from tidegate.pipelines.spec import Spec, check_source
+from tidegate.transforms.problems import SafeError
+from tidegate.transforms.seal import rfc3339
+
+_CHANCES = (1e-6, 0.01, 0.1, 0.5, 0.9, 0.99)
+
+
+def check(spec: Spec) -> dict[str, Any]:
+    """The promise of a spec as data. Raises SpecError if the source is there and does not fit."""
+    windows, gate, guarantee = spec.window.windows, spec.gate_mechanism, spec.guarantee
+    warnings = spec.warnings()
+    try:
+        files = len(check_source(spec))
+    except SafeError as problem:
+        if "nothing matches" not in str(problem):
+            raise
+        files = 0
+        warnings.append(f"{problem}")
+    return {
+        "stream": spec.stream,
+        "unit": spec.columns.unit,
+        "protects": f"everything one {spec.columns.unit} does in one window",
+        "epsilon": guarantee.epsilon,
+        "delta": guarantee.delta,
+        "guarantee": guarantee.words(),
+        "bound": {"keys": spec.bound.keys, "per_key": spec.bound.per_key},
+        "windows": windows.count,
+        "window": {
+            "start": rfc3339(windows.bounds(0)[0]),
+            "end": rfc3339(windows.bounds(windows.count - 1)[1]),
+            "size_seconds": spec.window.size,
+            "every_seconds": spec.window.every or spec.window.size,
+            "grace_seconds": spec.window.grace,
+        },
+        "all_windows": {
+            "epsilon": guarantee.epsilon * windows.count,
+            "delta": min(1.0, guarantee.delta * windows.count),
+        },
+        "gate": {
+            "mechanism": spec.gate.mechanism,
+            "measure": spec.gate.measure,
+            **gate.describe(),
+        },
+        "then": [
+            {"mechanism": item.mechanism, **mechanism.describe()}
+            for item, mechanism in zip(spec.then, spec.mechanisms[1:], strict=True)
+        ],
+        "survival": [{"count": n, "chance": gate.survival(n)} for n in telling_counts(spec)],
+        "source_files": files,
+        "spec_digest": spec.digest,
+        "warnings": warnings,
+    }
+
+
+def telling_counts(spec: Spec) -> list[int]:
+    """The counts at which a key's chance to appear passes the marks that people ask for, and 1."""
+    gate = spec.gate_mechanism
+    counts = {1}
+    for chance in _CHANCES:
+        high = 1
+        while gate.survival(high) < chance and high < 2**50:
+            high *= 2
+        low = high // 2
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if gate.survival(middle) < chance else (low, middle)
+        counts.add(high)
+    return sorted(counts)
+
+
+def print_check(spec: Spec, report: dict[str, Any], console: Console) -> None:
+    """The promise of a spec for people."""
+    gate, measure = report["gate"], report["gate"]["measure"]
+    console.print(f"[bold]{report['stream']}[/bold]: a private release for each of {report['windows']:,} windows, "
+                  f"{report['window']['start']} to {report['window']['end']}", highlight=False)
+    console.print(f"\n[bold]Protects[/bold]  {report['protects']}", highlight=False)
+    console.print(f"[bold]Promise[/bold]   {report['guarantee']}", highlight=False)
+    console.print(
+        f"[bold]Over time[/bold] a {report['unit']} who is in all {report['windows']:,} windows is protected by at most "
+        f"epsilon {report['all_windows']['epsilon']:g} and delta {report['all_windows']['delta']:g} over all of them",
+        highlight=False,
+    )
+    if "half_width" in gate:
+        console.print(
+            f"[bold]Gate[/bold]      {gate['mechanism']}: a key appears when its noisy count of {measure} is "
+            f"{gate['threshold']} or more; every published count is within {gate['half_width']} of the truth, for certain",
+            highlight=False,
+        )
+    chances = Table(title=f"Chance that a key appears, by its {measure} in a window", title_justify="left")
+    chances.add_column(measure, justify="right")
+    chances.add_column("chance", justify="right")
+    for item in report["survival"]:
+        chances.add_row(f"{item['count']:,}", _percent(item["chance"]))
+    console.print(Group("", chances))
+    for warning in report["warnings"]:
+        console.print(f"[yellow]note[/yellow] {warning}", highlight=False)
+    console.print(f"spec digest {report['spec_digest'][:16]}…, {report['source_files']} source "
+                  f"{plural('file', report['source_files'])} found", highlight=False)
+
+
+def _percent(chance: float) -> str:
+    if chance == 0:
+        return "never"
+    if chance < 1e-4:
+        return f"{chance:.1e}"
+    if 1 - chance < 1e-6:
+        return "100 %"
+    return f"{100 * chance:.3g} %" if chance < 0.999 else f"{100 * chance:.4f} %"

@@ -1,0 +1,242 @@
+"""The `tidegate` command."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from tidegate.version import __version__
+
+SPEC_IS_WRONG, RUN_FAILED, INTERRUPTED = 2, 1, 130
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def main() -> None:
+    """Entry point: errors become one sentence and an exit code."""
+    logging.getLogger().setLevel(logging.CRITICAL)  # Beam complains while it is imported
+    from tidegate.transforms.problems import SafeError, SpecError
+
+    try:
+        command.main(standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.exit(INTERRUPTED)
+    except click.ClickException as problem:
+        problem.show()
+        sys.exit(problem.exit_code)
+    except KeyboardInterrupt:
+        _say("interrupted; windows that are published stay, nothing else was left visible: run again to go on")
+        sys.exit(INTERRUPTED)
+    except SpecError as problem:
+        _say(str(problem))
+        sys.exit(SPEC_IS_WRONG)
+    except SafeError as problem:
+        _say(str(problem))
+        sys.exit(RUN_FAILED)
+    except OSError as problem:
+        _say(f"{problem.strerror or type(problem).__name__}: {problem.filename or 'no file named'}")
+        sys.exit(RUN_FAILED)
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="Start with: tidegate simulate out/  then  tidegate check spec.yaml  and  tidegate run spec.yaml",
+)
+@click.version_option(__version__, prog_name="tidegate")
+def command() -> None:
+    """Differentially private releases, window by window, from streams whose keys nobody listed beforehand."""
+
+
+@command.command()
+@click.argument("spec", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="For programs: the same as JSON.")
+def check(spec: Path, as_json: bool) -> None:
+    """Validate SPEC and say what it promises, before anything runs.
+
+    \b
+    Examples:
+      tidegate check spec.yaml
+      tidegate check spec.yaml --json | jq .gate.half_width
+    """
+    from tidegate.pipelines.check import check as promise
+    from tidegate.pipelines.check import print_check
+    from tidegate.pipelines.job import quiet_logging
+    from tidegate.pipelines.spec import load_spec
+
+    quiet_logging(verbose=False)
+    loaded = load_spec(spec)
+    report = promise(loaded)
+    if as_json:
+        click.echo(json.dumps(report, indent=2, ensure_ascii=False))
+    else:
+        print_check(loaded, report, Console())
+
+
+@command.command(context_settings={"ignore_unknown_options": False})
+@click.argument("spec", type=click.Path(path_type=Path))
+@click.argument("beam_options", nargs=-1, type=click.UNPROCESSED)
+@click.option("--runner", default="direct", show_default=True, help="direct, or the name of a Beam runner.")
+@click.option("--shards", default=8, show_default=True, type=click.IntRange(1, 4096),
+              help="Parts that units and keys are split into; releases do not depend on it.")
+@click.option("--verbose", is_flag=True, help="Show Beam's own messages.")
+@click.option("--quiet", is_flag=True, help="No progress, no summary.")
+def run(spec: Path, beam_options: tuple[str, ...], runner: str, shards: int, verbose: bool, quiet: bool) -> None:
+    """Release every window of SPEC, each exactly once. Options for Beam follow after --.
+
+    Windows that are published already are left as they are, so an interrupted run is simply run again.
+
+    \b
+    Examples:
+      tidegate run spec.yaml
+      tidegate run spec.yaml -- --direct_num_workers=2 --direct_running_mode=multi_processing
+    """
+    from tidegate.pipelines.job import quiet_logging
+    from tidegate.pipelines.job import run as run_job
+    from tidegate.pipelines.progress import ProgressLog, Watching
+    from tidegate.pipelines.sinks import make_private_folder
+    from tidegate.pipelines.spec import load_spec
+
+    quiet_logging(verbose)
+    console = Console(stderr=True)
+    loaded = load_spec(spec)
+    arguments: dict[str, Any] = {"runner": runner, "beam_options": beam_options, "shards": shards}
+    for warning in loaded.warnings() if not quiet else []:
+        console.print(f"[yellow]note[/yellow] {warning}", highlight=False)
+    if quiet or runner != "direct":
+        counters = run_job(loaded, **arguments)
+    else:
+        make_private_folder(Path(loaded.state))
+        log = ProgressLog(str(Path(loaded.state) / "progress"))
+        with Watching(log, loaded.window.windows.count, console):
+            counters = run_job(loaded, log=log, **arguments)
+    if not quiet:
+        _summarise(dict(counters), loaded.sink.files, console)
+
+
+def _summarise(counters: dict[str, int], place: str, console: Console) -> None:
+    new, old = counters.get("windows_published", 0), counters.get("windows_unchanged", 0)
+    before = f", {old} were there already" if old else ""
+    console.print(f"[green]released[/green] {new} windows to {place}{before}", highlight=False)
+    dead = sum(amount for name, amount in counters.items() if name.startswith("dead_"))
+    notes = [f"{counters.get('rows_read', 0):,} rows read"]
+    if dead:
+        reasons = ", ".join(f"{a:,} {n.removeprefix('dead_')}" for n, a in counters.items() if n.startswith("dead_"))
+        notes.append(f"{dead:,} dead letters ({reasons})")
+    if counters.get("rows_outside_range"):
+        notes.append(f"{counters['rows_outside_range']:,} outside the range")
+    if counters.get("late_batches"):
+        notes.append(f"{counters['late_batches']:,} late batches dropped")
+    console.print(f"for the operator: {'; '.join(notes)}", highlight=False)
+
+
+@command.command()
+@click.argument("releases", type=str)
+@click.option("--format", "kind", type=click.Choice(["table", "jsonl", "csv", "parquet", "avro"]), default="table",
+              show_default=True, help="table for people, the others for programs.")
+@click.option("--window", "windows", multiple=True, help="Only the window that begins at this time; may be repeated.")
+@click.option("--key", "keys", multiple=True, help="Only this key; may be repeated.")
+@click.option("--out", type=click.Path(path_type=Path), help="Write to a file instead of standard output.")
+@click.option("--limit", default=50, show_default=True, type=click.IntRange(1), help="Rows of the table for people.")
+@click.option("--allow-gaps", is_flag=True, help="Read on although a window is missing.")
+def read(
+    releases: str, kind: str, windows: tuple[str, ...], keys: tuple[str, ...], out: Path | None, limit: int,
+    allow_gaps: bool,
+) -> None:
+    """Show what is published in the folder RELEASES. Fails if a window is missing.
+
+    \b
+    Examples:
+      tidegate read releases/
+      tidegate read releases/ --window 2026-01-01T08:00:00Z --key "tide tables"
+      tidegate read releases/ --format csv > releases.csv
+    """
+    from tidegate.pipelines.job import quiet_logging
+    from tidegate.pipelines.reader import read_releases
+
+    quiet_logging(verbose=False)
+    table = read_releases(releases, windows=windows or None, keys=keys or None, allow_gaps=allow_gaps)
+    if kind == "table" and out is None:
+        _print_rows(table, limit)
+        return
+    data = _encode(table, kind if kind != "table" else "jsonl")
+    if out is not None:
+        out.write_bytes(data)
+    else:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+
+
+def _encode(table: Any, kind: str) -> bytes:
+    from tidegate.pipelines.publish import encode_rows, to_csv
+
+    if kind == "csv":
+        return to_csv(table)
+    return encode_rows(table, kind)  # type: ignore[arg-type]
+
+
+def _print_rows(table: Any, limit: int) -> None:
+    from tidegate.pipelines.publish import plain
+
+    shown = Table(title=f"{len(table):,} released rows" + (f", the first {limit}" if len(table) > limit else ""))
+    for name, justify in (("window", "left"), ("measure", "left"), ("key", "left"), ("value", "right"), ("range", "right")):
+        shown.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    for row in map(plain, table.slice(0, limit).to_pylist()):
+        shown.add_row(
+            row["window_start"], row["measure"], row["key"], f"{row['value']:,}", f"{row['low']:,} to {row['high']:,}"
+        )
+    Console().print(shown)
+
+
+@command.command()
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--events", default=200_000, show_default=True, type=int)
+@click.option("--units", default=5_000, show_default=True, type=int)
+@click.option("--keys", default=400, show_default=True, type=int)
+@click.option("--windows", default=24, show_default=True, type=int)
+@click.option("--window-size", default="1h", show_default=True, help="Such as 15m, 1h, 1d.")
+@click.option("--start", default="2026-01-01T00:00:00Z", show_default=True)
+@click.option("--keys-per-unit", default=3, show_default=True, type=int, help="Most keys of a unit in a window.")
+@click.option("--skew", default=1.1, show_default=True, type=float, help="Zipf exponent of the keys' popularity.")
+@click.option("--churn", default=0.3, show_default=True, type=float, help="Share of keys that are born or die.")
+@click.option("--bad", default=0.0, show_default=True, type=float, help="Share of rows that cannot be read.")
+@click.option("--duplicates", default=0.0, show_default=True, type=float, help="Share of rows that are repeats.")
+@click.option("--late", default=0.0, show_default=True, type=float, help="Share of rows in a later file than their time.")
+@click.option("--outside", default=0.0, show_default=True, type=float, help="Share of rows outside the range.")
+@click.option("--files", default=4, show_default=True, type=int)
+@click.option("--format", "kind", default="parquet", show_default=True,
+              type=click.Choice(["parquet", "avro", "jsonl", "csv", "jsonl.gz", "csv.gz"]))
+@click.option("--seed", default=0, show_default=True, type=int)
+def simulate(out: Path, window_size: str, start: str, kind: str, **numbers: Any) -> None:
+    """Make a stream of searches with known truth in the folder OUT: events-*, truth.parquet, simulation.json.
+
+    \b
+    Examples:
+      tidegate simulate out/
+      tidegate simulate out/ --events 1000000 --format jsonl.gz --bad 0.01 --late 0.05
+    """
+    from tidegate.pipelines.simulate import Simulation
+    from tidegate.pipelines.simulate import simulate as make
+    from tidegate.transforms.problems import SpecError
+    from tidegate.transforms.terms import parse_duration
+
+    try:
+        begin = datetime.fromisoformat(start.replace("Z", "+00:00"))
+        length = timedelta(seconds=parse_duration(window_size))
+        simulation = Simulation(start=begin, window_size=length, format=kind, **numbers)
+        with click.progressbar(length=simulation.windows, label="simulating", file=sys.stderr) as bar:
+            make(out, simulation, lambda done, _: bar.update(done - bar.pos))
+    except ValueError as problem:
+        raise SpecError(str(problem)) from None
+    click.echo(f"events and truth are in {out}", err=True)
+
+
+def _say(sentence: str) -> None:
+    click.echo(f"tidegate: {sentence}", err=True)

@@ -1,0 +1,166 @@
+"""Reading releases: published windows as one table, and an error where a window is missing.
+
+A folder says itself which windows it should hold: every manifest names the range it was released for. A window of that range
+without a manifest is a gap, and a gap is never read over silently.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from apache_beam.io.filesystem import CompressionTypes
+from apache_beam.io.filesystems import FileSystems
+
+from tidegate.pipelines import avro
+from tidegate.pipelines.publish import MANIFEST, read_manifest
+from tidegate.transforms.problems import SafeError
+from tidegate.transforms.release import ROW_SCHEMA
+
+
+class ReadError(SafeError):
+    """Releases that cannot be relied on."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published window: its place and its manifest."""
+
+    place: str
+    manifest: dict[str, Any]
+
+    @property
+    def start(self) -> datetime:
+        return _instant(self.manifest["window"]["start"])
+
+    @property
+    def end(self) -> datetime:
+        return _instant(self.manifest["window"]["end"])
+
+
+def read_releases(
+    path: str,
+    *,
+    windows: Sequence[str | datetime] | None = None,
+    keys: Sequence[str] | None = None,
+    allow_gaps: bool = False,
+) -> pa.Table:
+    """All released rows of a folder as an Arrow table, in order of window and key.
+
+    Args:
+      path: The folder that a sink names, local or remote.
+      windows: Optional. Only the windows that begin at these times.
+      keys: Optional. Only these keys.
+      allow_gaps: Optional, default False. Read on although a window is missing.
+
+    Raises ReadError if the folder holds no releases, a window is missing, or a file is not what its manifest says.
+    """
+    published = list_published(str(path))
+    if not allow_gaps:
+        refuse_gaps(published)
+    if windows is not None:
+        asked = [_instant(window) for window in windows]
+        for window in asked:
+            if all(item.start != window for item in published):
+                raise ReadError(
+                    f"no window begins at {_rfc3339(window)}; the first begins at {_rfc3339(published[0].start)}, "
+                    f"the last at {_rfc3339(published[-1].start)}"
+                )
+        published = [item for item in published if item.start in asked]
+    tables = []
+    for item in published:
+        for file in item.manifest["files"]:
+            rows = _read_rows(FileSystems.join(item.place, file["name"]), file)
+            if keys is not None:
+                rows = rows.filter(pc.is_in(rows["key"], value_set=pa.array(list(keys), pa.string())))
+            tables.append(rows)
+    return pa.concat_tables(tables).combine_chunks() if tables else ROW_SCHEMA.empty_table()
+
+
+def list_published(path: str) -> list[Published]:
+    """The published windows of a folder, in order."""
+    pattern = FileSystems.join(path, "*", MANIFEST)
+    try:
+        found = FileSystems.match([pattern])[0].metadata_list
+    except Exception as problem:
+        raise ReadError(f"{path} cannot be listed ({type(problem).__name__}); check the path") from None
+    published = []
+    for item in found:
+        place = item.path.removesuffix(MANIFEST).rstrip("/")
+        manifest = read_manifest(place)
+        if manifest is not None:
+            published.append(Published(place, manifest))
+    if not published:
+        raise ReadError(f"{path} holds no releases; name the folder that a spec has as its sink")
+    streams = sorted({item.manifest["stream"] for item in published})
+    if len(streams) > 1:
+        raise ReadError(f"{path} holds releases of several streams ({', '.join(streams)}); they need a folder each")
+    return sorted(published, key=lambda item: (item.start, item.end))
+
+
+def refuse_gaps(published: Sequence[Published]) -> None:
+    """Every window of the range that the manifests name must be there."""
+    ranges = [item.manifest["range"] for item in published]
+    step = timedelta(seconds=ranges[0]["every_seconds"])
+    size = timedelta(seconds=ranges[0]["size_seconds"])
+    window = min(_instant(r["start"]) for r in ranges)
+    last = max(_instant(r["end"]) for r in ranges) - size
+    there = {item.start for item in published}
+    missing = []
+    while window <= last:
+        if window not in there:
+            missing.append(window)
+        window += step
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ReadError(
+            f"the window that begins at {_rfc3339(missing[0])} is missing{more}; its run has not finished or has failed: "
+            f"run it again, or read what there is with --allow-gaps (allow_gaps=True)"
+        )
+
+
+def _read_rows(path: str, file: dict[str, Any]) -> pa.Table:
+    try:
+        with FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED) as stream:
+            data = stream.read()
+    except Exception as problem:
+        raise ReadError(f"{path} cannot be read ({type(problem).__name__}), although its manifest names it") from None
+    if hashlib.sha256(data).hexdigest() != file["sha256"]:
+        raise ReadError(f"{path} is not what its manifest says (its SHA-256 differs); restore it from a copy")
+    if file["format"] == "avro":
+        table = avro.decode_table(data)
+    elif file["format"] == "parquet":
+        table = pq.read_table(pa.BufferReader(data))
+    else:
+        table = _from_jsonl(data)
+    return table.cast(ROW_SCHEMA)
+
+
+def _from_jsonl(data: bytes) -> pa.Table:
+    import json
+
+    rows = [json.loads(line) for line in data.split(b"\n") if line]
+    for row in rows:
+        row["window_start"], row["window_end"] = _instant(row["window_start"]), _instant(row["window_end"])
+        row["low"] = float("-inf") if row["low"] is None else row["low"]
+        row["high"] = float("inf") if row["high"] is None else row["high"]
+    return pa.Table.from_pylist(rows, schema=ROW_SCHEMA)
+
+
+def _instant(value: str | datetime) -> datetime:
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value.replace("Z", "+00:00"))
+        except ValueError:
+            raise ReadError(f"{value!r} is not an RFC 3339 time; write 2026-01-01T00:00:00Z") from None
+    return value.astimezone(timezone.utc) if value.tzinfo else value.replace(tzinfo=timezone.utc)
+
+
+def _rfc3339(instant: datetime) -> str:
+    return instant.strftime("%Y-%m-%dT%H:%M:%SZ")

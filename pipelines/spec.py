@@ -1,0 +1,177 @@
+"""The spec of a job: the terms of its releases, where events come from, and where releases go.
+
+Everything that can be wrong is found before anything is read, and said in one sentence.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from tidegate.pipelines import sources
+from tidegate.transforms.problems import SpecError, sentence, shown
+from tidegate.transforms.secret import Secret
+from tidegate.transforms.terms import Part, Terms
+
+LARGE_DELTA = 1e-5
+
+
+class Source(Part):
+    """Files of events; a pattern may match many."""
+
+    files: str = Field(min_length=1, examples=['"data/*.parquet"'])
+    format: Literal["parquet", "avro", "jsonl", "csv"] | None = Field(default=None, examples=["parquet"])
+
+    @model_validator(mode="after")
+    def _known_format(self) -> Source:
+        if self.format is None and sources.guess_format(self.files) is None:
+            raise ValueError(
+                f"format is needed, since the suffix of {self.files!r} does not tell it; "
+                f"write format: parquet, avro, jsonl or csv"
+            )
+        return self
+
+    @property
+    def kind(self) -> sources.Format:
+        kind = self.format or sources.guess_format(self.files)
+        assert kind is not None  # noqa: S101  (the validator has seen to it)
+        return kind
+
+
+class Sink(Part):
+    """A folder of releases."""
+
+    files: str = Field(min_length=1, examples=["releases/"])
+    format: Literal["avro", "parquet", "jsonl"] = Field(default="avro", examples=["avro"])
+
+
+class Spec(Terms):
+    """A whole job."""
+
+    source: Source = Field(examples=['{files: "data/*.parquet"}'])
+    sink: Sink = Field(examples=["{files: releases/}"])
+    dead_letters: str | None = Field(default=None, min_length=1, examples=["dead/"])
+    state: str = Field(default=".tidegate/", min_length=1, examples=[".tidegate/"])
+
+    @model_validator(mode="after")
+    def _apart(self) -> Spec:
+        places = {"sink.files": self.sink.files, "dead_letters": self.dead_letters, "state": self.state}
+        seen: dict[str, str] = {}
+        for field, place in places.items():
+            if place is None:
+                continue
+            resolved = place.rstrip("/") if "://" in place else str(Path(place).absolute())
+            for other, taken in seen.items():
+                if resolved == taken or resolved.startswith(taken + "/") or taken.startswith(resolved + "/"):
+                    raise ValueError(
+                        f"{field} must be apart from {other}, since one of them is published and the other is private, "
+                        f"and {shown(place)} is not; write another folder"
+                    )
+            seen[field] = resolved
+        if self.dead_letters is not None and "://" in self.dead_letters:
+            raise ValueError(
+                f"dead_letters must be a local folder, which can be closed to others, not {shown(self.dead_letters)}; "
+                f"write dead/"
+            )
+        return self
+
+    @property
+    def event_columns(self) -> list[str]:
+        """What a source must read: unit, keys, time."""
+        return [self.columns.unit, *self.columns.key, self.columns.time]
+
+    def warnings(self) -> list[str]:
+        """What is allowed and yet likely a mistake."""
+        found = []
+        if self.gate.delta > LARGE_DELTA:
+            found.append(
+                f"gate.delta is {self.gate.delta:g}: of 1/delta = {1 / self.gate.delta:,.0f} units in a window, about one "
+                f"may be shown to be there; choose it well below 1/(units in a window), such as 1e-9"
+            )
+        if self.gate.epsilon > 10:
+            found.append(f"gate.epsilon is {self.gate.epsilon:g}: above 10 the promise means little; 0.1 to 4 is usual")
+        overlap = self.window.size // (self.window.every or self.window.size)
+        if overlap > 1:
+            found.append(
+                f"windows overlap: every event is in {overlap} of them, and what is spent on a unit adds up over these"
+            )
+        if self.dead_letters is None:
+            found.append("dead_letters is not set: rows that cannot be read are counted, not kept; write dead_letters: dead/")
+        return found
+
+
+def load_spec(path: Path) -> Spec:
+    """The spec in a file. Raises SpecError with one sentence; reads no events."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as problem:
+        raise SpecError(f"the spec {path} cannot be read ({problem.strerror}); check the path") from None
+    except UnicodeDecodeError:
+        raise SpecError(f"the spec {path} must be YAML in UTF-8, and it is not UTF-8; save it as text") from None
+    return parse_spec(text, str(path))
+
+
+def parse_spec(text: str, name: str = "the spec") -> Spec:
+    try:
+        data = yaml.load(text, Loader=_Loader)  # noqa: S506  (a SafeLoader)
+    except yaml.YAMLError as problem:
+        mark = getattr(problem, "problem_mark", None)
+        where = f" in line {mark.line + 1}" if mark else ""
+        what = getattr(problem, "problem", None) or "it cannot be parsed"
+        raise SpecError(f"{name} must be YAML, and{where} {what}; mend the line") from None
+    if not isinstance(data, dict):
+        raise SpecError(f"{name} must be a group of fields, not {shown(data)}; write stream: searches and so on")
+    try:
+        return Spec.model_validate(data)
+    except ValidationError as refused:
+        raise SpecError(sentence(Spec, refused)) from None
+
+
+def check_source(spec: Spec) -> list[str]:
+    """The files of the source, once the first one's columns are what the spec says. Reads its schema, no event."""
+    files = sources.match_files(spec.source.files)
+    seen = sources.peek(files[0], spec.source.kind)
+    for field, name in (
+        ("unit", spec.columns.unit),
+        *(("key", key) for key in spec.columns.key),
+        ("time", spec.columns.time),
+    ):
+        if seen.names and name not in seen.names:
+            close = difflib.get_close_matches(name, seen.names, n=1)
+            hint = f"write {close[0]}" if close else f"the columns there are {', '.join(seen.names[:20])}"
+            raise SpecError(f"columns.{field} must be a column of {files[0]}, and {name!r} is not one; {hint}")
+    kind = seen.types.get(spec.columns.time)
+    if kind is not None and pa.types.is_integer(kind) and spec.columns.time_unit is None:
+        raise SpecError(
+            f"columns.time_unit is required, since {spec.columns.time!r} holds whole numbers; write time_unit: s, ms or us"
+        )
+    if kind is not None and (pa.types.is_floating(kind) or pa.types.is_boolean(kind) or pa.types.is_nested(kind)):
+        raise SpecError(
+            f"columns.time must hold RFC 3339 text, timestamps or whole numbers, and {spec.columns.time!r} is {kind}; "
+            f"write another column"
+        )
+    return files
+
+
+def open_secret(spec: Spec) -> Secret:
+    return Secret.make_or_open(Path(spec.state))
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a field that is written twice, of which YAML would silently keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=deep)  # type: ignore[no-untyped-call]
+            if isinstance(key, str) and key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the field {key} is written twice", key_node.start_mark
+                )
+            seen.add(key if isinstance(key, str) else None)
+        return super().construct_mapping(node, deep)
