@@ -6,7 +6,8 @@ read goes to fastavro: slower, same columns. Promises: memory is bounded by `tar
 lengths a file claims; damage after the header costs the blocks it touches and is yielded in its place, never raised;
 no message carries content of the file.
 
-Writing depends on the values of a table alone, not on its chunks, the clock or chance: equal tables, equal bytes.
+Writing depends on the values of a table alone, not on its chunks, the clock or chance: equal tables, equal bytes. (If
+deflated, the same zlib being used; the marker is of what is deflated, and the same with any.)
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import lzma
 import re
 import zlib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from io import BytesIO
@@ -32,8 +34,6 @@ import pyarrow as pa
 
 LARGEST_BLOCK = 1 << 28  # bytes, stored or inflated; a block that claims more is taken for damage
 
-_MAGIC = b"Obj\x01"
-_READ_AHEAD = 1 << 16
 _ROWS_PER_BLOCK = 1 << 16
 _INFLATERS: dict[bytes, Any] = {
     b"deflate": lambda: zlib.decompressobj(-zlib.MAX_WBITS),
@@ -41,6 +41,7 @@ _INFLATERS: dict[bytes, Any] = {
     b"xz": lzma.LZMADecompressor,
 }
 _ARROW = {
+    "null": pa.null(),
     "boolean": pa.bool_(),
     "int": pa.int32(),
     "long": pa.int64(),
@@ -79,7 +80,7 @@ class _MixedError(ValueError):
 
 @dataclass(frozen=True)
 class Damaged:
-    """Rows that could not be read. If `rows` is None their number is unknown, and later row numbers leave them out."""
+    """Rows that could not be read: as many as their block claims, or None, and later row numbers leave them out."""
 
     first_row: int
     rows: int | None
@@ -93,14 +94,16 @@ class _Block(NamedTuple):
 
 
 def read_schema(stream: BinaryIO) -> dict[str, Any]:
-    """The schema the file was written with. Reads ahead: to read batches, open the stream anew."""
-    return _Container(stream).schema
+    """The schema the file was written with, if its batches can be read. Reads ahead: to read them, open it anew."""
+    schema = _Container(stream).schema
+    _Decoder(schema, ())
+    return schema
 
 
 def read_batches(
     stream: BinaryIO, columns: Sequence[str], target_bytes: int = 8 << 20
-) -> Iterator[tuple[int, pa.RecordBatch] | Damaged]:
-    """Those of the columns that the file has, as (number of the batch's first row, batch), with damage in its place."""
+) -> Iterator[tuple[int, pa.RecordBatch | Damaged]]:
+    """Those columns that the file has, in batches, with damage in its place, each with the number of its first row."""
     container = _Container(stream)
     decoder = _Decoder(container.schema, columns)
     run: list[_Block] = []
@@ -109,12 +112,12 @@ def read_batches(
         if isinstance(block, _Block):
             run.append(block)
             held += len(block.payload)
-            if held < target_bytes:
+            if held * decoder.weight < target_bytes:
                 continue
         yield from decoder.decode(run)
         run, held = [], 0
         if isinstance(block, Damaged):
-            yield block
+            yield block.first_row, block
     yield from decoder.decode(run)
 
 
@@ -122,10 +125,12 @@ def decode_table(data: bytes) -> pa.Table:
     """The table that `encode` wrote."""
     schema = read_schema(BytesIO(data))
     names = [field["name"] for field in schema["fields"]]
-    found = [*_Decoder(schema, names).decode([_Block(0, 0, b"")]), *read_batches(BytesIO(data), names)]
-    if any(isinstance(each, Damaged) for each in found):
-        raise AvroError("This Avro file is damaged.")
-    return pa.Table.from_batches([each[1] for each in found if not isinstance(each, Damaged)])
+    batches = []
+    for _, batch in (*_Decoder(schema, names).decode([_Block(0, 0, b"")]), *read_batches(BytesIO(data), names)):
+        if isinstance(batch, Damaged):
+            raise AvroError("This Avro file is damaged.")
+        batches.append(batch)
+    return pa.Table.from_batches(batches)
 
 
 class _Container:
@@ -133,7 +138,7 @@ class _Container:
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream, self._held, self._at = stream, b"", 0
-        if self._take(4) != _MAGIC:
+        if self._take(4) != b"Obj\x01":
             raise AvroError("This is not an Avro file.")
         meta: dict[bytes, bytes] = {}
         try:
@@ -141,16 +146,18 @@ class _Container:
                 if count < 0:  # then a size in bytes follows
                     self._long()
                 for _ in range(abs(count)):
-                    key = self._take_all(self._long())
-                    meta[key] = self._take_all(self._long())
-            self._marker = self._take_all(16)
+                    key = self._word()
+                    meta[key] = self._word()
+            self._marker = self._take(16)
             self.schema: dict[str, Any] = json.loads(meta[b"avro.schema"])
         except (EOFError, KeyError, ValueError, RecursionError):
-            raise AvroError("The header of this Avro file is cut short or damaged.") from None
+            self._marker = b""
+        if len(self._marker) < 16:
+            raise AvroError("The header of this Avro file is cut short or damaged.")
         self._codec = meta.get(b"avro.codec", b"null")
         if self._codec not in {b"null", b"snappy", b"zstandard", *_INFLATERS}:
             raise AvroError("This Avro file is compressed in a way that cannot be read here.")
-        if not isinstance(self.schema, dict) or self.schema.get("type") != "record":
+        if not isinstance(self.schema, dict) or not isinstance(self.schema.get("fields"), list):
             raise AvroError("This Avro file holds something other than records.")
 
     def blocks(self, least_bytes: int) -> Iterator[_Block | Damaged]:
@@ -188,45 +195,40 @@ class _Container:
             row += rows
 
     def _take(self, size: int) -> bytes:
-        """As many bytes, fewer only at the end; `_at` moved back by their number puts them back."""
-        self._fill(size)
+        """So many bytes, fewer only at the end; `_at` moved back by their number puts them back."""
+        have = len(self._held) - self._at
+        if have < size:
+            pieces = [self._held[self._at :]]
+            while have < size and (piece := self._stream.read(max(size - have, 1 << 16))):
+                pieces.append(piece)
+                have += len(piece)
+            self._held, self._at = b"".join(pieces), 0
         piece = self._held[self._at : self._at + size]
         self._at += len(piece)
         return piece
 
-    def _take_all(self, size: int) -> bytes:
-        if not 0 <= size <= LARGEST_BLOCK:
-            raise ValueError("a length out of range")
-        if len(piece := self._take(size)) < size:
-            raise EOFError
-        return piece
-
-    def _fill(self, size: int) -> None:
-        have = len(self._held) - self._at
-        if have >= size:
-            return
-        pieces = [self._held[self._at :]]
-        while have < size and (piece := self._stream.read(max(size - have, _READ_AHEAD))):
-            pieces.append(piece)
-            have += len(piece)
-        self._held, self._at = b"".join(pieces), 0
-
     def _long(self) -> int:
         value = 0
         for shift in range(0, 70, 7):
-            byte = self._take_all(1)[0]
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
+            if not (byte := self._take(1)):
+                raise EOFError
+            value |= (byte[0] & 0x7F) << shift
+            if byte[0] < 0x80:
                 return (value >> 1) ^ -(value & 1)
         raise ValueError("a number of more than 64 bits")
+
+    def _word(self) -> bytes:
+        size = self._long()
+        if not 0 <= size <= LARGEST_BLOCK or len(word := self._take(size)) < size:
+            raise EOFError
+        return word
 
     def _skip_past_marker(self) -> bool:
         while (found := self._held.find(self._marker, self._at)) < 0:
             self._at = max(self._at, len(self._held) - 15)
-            have = len(self._held) - self._at
-            self._fill(have + 1)
-            if len(self._held) - self._at == have:
+            if len(self._take(16)) < 16:
                 return False
+            self._at -= 16
         self._at = found + 16
         return True
 
@@ -253,12 +255,18 @@ def _inflate(codec: bytes, data: bytes) -> bytes:
 
 
 class _Column(NamedTuple):
-    """An asked column: its name in the schema given to polars, and what it becomes (None where only the values tell)."""
+    """An asked column: its name as polars has it, and what it becomes; `type` is None where only the values tell."""
 
     alias: str
     type: pa.DataType | None
     nullable: bool
     symbols: list[str]
+
+    @classmethod
+    def of(cls, alias: str, avro: Any) -> _Column:
+        values = [branch for branch in _branches(avro) if branch["type"] != "null"]
+        symbols = values[0].get("symbols", []) if len(values) == 1 else []
+        return cls(alias, _arrow_type(avro), values != _branches(avro), symbols)
 
     def from_polars(self, array: pa.Array) -> pa.Array:
         if self.symbols:
@@ -284,37 +292,43 @@ class _Decoder:
     def __init__(self, schema: dict[str, Any], columns: Sequence[str]) -> None:
         try:
             types = {field["name"]: field["type"] for field in fastavro.schema.expand_schema(schema)["fields"]}
-            plain, sizes = zip(*(_plain(avro, f"c{i}") for i, avro in enumerate(types.values())), strict=True)
+            plain, samples = zip(*(_plain(avro, f"c{i}") for i, avro in enumerate(types.values())), strict=True)
             # Logical types are left to Arrow, since Python's own types do not hold all of their values.
             bare = json.loads(json.dumps(schema), object_hook=_without_logical_type)
             self._parsed = fastavro.parse_schema({"type": "array", "items": bare})
         except Exception:
             raise AvroError("The schema of this Avro file is invalid, recursive, or makes room for nothing.") from None
-        self.least_bytes = sum(size > 0 for size in sizes)
+        self.least_bytes = sum(sample != b"" for sample in samples)
         if not self.least_bytes or len(types) < len(schema["fields"]):
             raise AvroError("The records of this Avro file are empty or have two fields of one name.")
-        self._columns = {name: _column(f"c{list(types).index(name)}", types[name]) for name in columns if name in types}
-        self._decoders = [self._by_fastavro]
-        if None in plain or any(c.type is None or pa.types.is_nested(c.type) for c in self._columns.values()):
+        places = {name: i for i, name in enumerate(types)}
+        self._columns = {name: _Column.of(f"c{places[name]}", types[name]) for name in columns if name in types}
+        self.weight, self._decoders = 16, [self._by_fastavro]  # Python objects take many times their bytes in the file
+        asked = [column.type for column in self._columns.values()]
+        if None in (*plain, *asked) or any(pa.types.is_nested(each) or pa.types.is_null(each) for each in asked):
             return
         record = {"type": "record", "name": "c", "fields": [{"name": f"c{i}", "type": t} for i, t in enumerate(plain)]}
         self._header = _header(json.dumps(record).encode(), b"null", bytes(16))
-        self._zeros = bytes(sum(sizes))
+        self._sample = b"".join(samples)
         with suppress(*_FAILURES):  # decimals can be too wide for polars
-            self._zero_row = self._frame(1, self._zeros).to_pylist()
-            self._decoders = [self._by_polars, self._by_fastavro]
+            self._sample_row = self._frame(1, self._sample).to_pylist()
+            self.weight = 1
+            # What polars fails to read fastavro may: long decimals. But it takes the symbol of number -1 for the last.
+            lenient = [] if any(column.symbols for column in self._columns.values()) else self._decoders
+            self._decoders = [self._by_polars, *lenient]
 
-    def decode(self, run: list[_Block]) -> Iterator[tuple[int, pa.RecordBatch] | Damaged]:
-        """The run as one batch; if it has damage, block by block, so that only the bad ones are lost."""
+    def decode(self, run: list[_Block]) -> Iterator[tuple[int, pa.RecordBatch | Damaged]]:
+        """The run as one batch; if that fails, block by block, so that only the bad blocks are lost."""
+        if not run:
+            return
         rows, payload = sum(block.rows for block in run), b"".join(block.payload for block in run)
-        reason: Literal["corrupt", "mixed"] = "corrupt"
-        for decoder in self._decoders if run else ():
+        for decoder in self._decoders:
             try:
                 batch = decoder(rows, payload)
             except MemoryError:
                 raise
             except _FAILURES as failure:
-                reason = "mixed" if isinstance(failure, _MixedError) else "corrupt"
+                reason: Literal["corrupt", "mixed"] = "mixed" if isinstance(failure, _MixedError) else "corrupt"
             else:
                 yield run[0].first_row, batch
                 return
@@ -322,18 +336,17 @@ class _Decoder:
                 for block in run:
                     yield from self.decode([block])
                 return
-        if run:
-            yield Damaged(run[0].first_row, rows, reason)
+        yield run[0].first_row, Damaged(run[0].first_row, rows, reason)
 
     def _by_polars(self, rows: int, payload: bytes) -> pa.RecordBatch:
-        # polars does not tell whether it came to the end: a record of zeros put there must be what it reads last.
-        batch = self._frame(rows + 1, payload + self._zeros)
-        if batch.slice(rows).to_pylist() != self._zero_row:
+        # polars does not tell whether it came to the end: a record put there must be what it reads last.
+        batch = self._frame(rows + 1, payload + self._sample)
+        if batch.slice(rows).to_pylist() != self._sample_row:
             raise ValueError("bytes left over")
         return batch.slice(0, rows)
 
     def _frame(self, rows: int, payload: bytes) -> pa.RecordBatch:
-        file = BytesIO(self._header + _block(rows, payload, bytes(16)))  # one block, as each would make a chunk
+        file = BytesIO(b"".join((self._header, *_block(rows, payload, bytes(16)))))  # one block, as each makes a chunk
         frame = pl.read_avro(file, columns=[column.alias for column in self._columns.values()])
         return self._batch(rows, [c.from_polars(frame[c.alias].to_arrow()) for c in self._columns.values()])
 
@@ -356,15 +369,9 @@ def _branches(avro: Any) -> list[dict[str, Any]]:
     return [each if isinstance(each, dict) else {"type": each} for each in (avro if isinstance(avro, list) else [avro])]
 
 
-def _column(alias: str, avro: Any) -> _Column:
-    values = [branch for branch in _branches(avro) if branch["type"] != "null"]
-    symbols = values[0].get("symbols", []) if len(values) == 1 else []
-    return _Column(alias, _arrow_type(avro), len(values) != 1 or values != _branches(avro), symbols)
-
-
 def _arrow_type(avro: Any) -> pa.DataType | None:
-    values = [branch for branch in _branches(avro) if branch["type"] != "null"]
-    if len(values) != 1:
+    values = [branch for branch in _branches(avro) if branch["type"] != "null"] or [{"type": "null"}]
+    if len(values) > 1:
         return None
     kind, logical = values[0]["type"], values[0].get("logicalType")
     if kind == "record":
@@ -379,37 +386,39 @@ def _arrow_type(avro: Any) -> pa.DataType | None:
     return _ARROW.get(f"{kind} {logical}", _ARROW[kind])
 
 
-def _plain(avro: Any, name: str) -> tuple[Any, int]:
-    """A type of the same bytes that polars does not stumble over, None if there is none; and how many zeros are a value.
+def _plain(avro: Any, name: str) -> tuple[Any, bytes]:
+    """A type of the same bytes that polars reads and skips, or None; and the bytes of some value of it.
 
-    Raises for types of which a few bytes can hold endless values, or values in values without end.
+    Raises for types of which a few bytes can claim values without end, beside or within one another.
     """
     if isinstance(avro, list):
-        types, sizes = zip(*(("null", 0) if each == "null" else _plain(each, name) for each in avro), strict=True)
-        return (list(types) if len(avro) == 2 and "null" in avro and None not in types else None), 1 + sizes[0]
+        types, samples = zip(*(("null", b"") if each == "null" else _plain(each, name) for each in avro), strict=True)
+        readable = len(avro) == 2 and "null" in avro and None not in types
+        last = len(avro) - 1 if avro[0] == "null" else 0
+        return (list(types) if readable else None), _long(last) + samples[last]
     (kind,) = _branches(avro)
-    if kind["type"] == "map":  # is an array of pairs
-        pair = {"type": "record", "fields": [{"type": "string"}, {"type": kind["values"]}]}
-        return _plain({"type": "array", "items": pair}, name)
-    if kind["type"] == "array":
-        items, size = _plain(kind["items"], name)
-        if not size:
-            raise ValueError("an array of nothing")
-        return items and {"type": "array", "items": items}, 1
-    if kind["type"] == "record":
-        inner = [(f"{name}_{i}", *_plain(field["type"], f"{name}_{i}")) for i, field in enumerate(kind["fields"])]
-        fields = [{"name": each, "type": plain} for each, plain, _ in inner if plain]
-        record = {"type": "record", "name": name, "fields": fields}
-        return (record if len(fields) == len(inner) else None), sum(size for *_, size in inner)
     decimal = kind if kind.get("logicalType") == "decimal" else {}
-    if kind["type"] in ("fixed", "null"):
-        size = kind.get("size", 0)
-        return {**decimal, "type": "fixed", "name": name, "size": size}, size
-    if kind["type"] in ("int", "long", "enum"):
-        return "long", 1
-    return {**decimal, "type": kind["type"]}, {"boolean": 1, "bytes": 1, "string": 1, "float": 4, "double": 8}[
-        kind["type"]
-    ]
+    match kind["type"]:
+        case "record":
+            inner = [(f"{name}_{i}", *_plain(field["type"], f"{name}_{i}")) for i, field in enumerate(kind["fields"])]
+            record = {"type": "record", "name": name, "fields": [{"name": n, "type": t} for n, t, _ in inner]}
+            return (None if None in [t for _, t, _ in inner] else record), b"".join(sample for *_, sample in inner)
+        case "map":  # which is an array of pairs
+            pair = {"type": "record", "fields": [{"type": "string"}, {"type": kind["values"]}]}
+            return _plain({"type": "array", "items": pair}, name)
+        case "array":
+            items, sample = _plain(kind["items"], name)
+            if not sample:
+                raise ValueError("an array of nothing")
+            return items and {"type": "array", "items": items}, _long(1) + sample + _long(0)
+        case "fixed" | "null":
+            size = kind.get("size", 0)
+            return {**decimal, "type": "fixed", "name": name, "size": size}, b"~" * size
+        case "int" | "long" | "enum" as number:
+            return "long", _long(0 if number == "enum" else 63)
+        case other:
+            sample = {"boolean": b"\1", "bytes": b"\2~", "string": b"\2~", "float": b"~" * 4, "double": b"~" * 8}[other]
+            return {**decimal, "type": other}, sample
 
 
 def _without_logical_type(avro: dict[str, Any]) -> dict[str, Any]:
@@ -423,23 +432,28 @@ def encode(
     for word in (name, *namespace.split("."), *table.column_names):
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", word):
             raise ValueError(f"{word!r} is not a name in Avro.")
+    if codec not in ("null", "deflate"):
+        raise ValueError("A table is written with the codec null or deflate.")
     if len(set(table.column_names)) < max(1, table.num_columns):
         raise ValueError("An Avro record has one field or more, each of another name.")
     fields = [{"name": field.name, "type": _avro_type(field, table[field.name])} for field in table.schema]
-    record = {"type": "record", "name": name, "namespace": namespace, "doc": doc, "fields": fields}
+    record = {"type": "record", "name": name, "namespace": namespace, **({"doc": doc} if doc else {}), "fields": fields}
     schema = json.dumps(record, separators=(",", ":")).encode()
     digest = hashlib.sha256(schema)
     blocks = []
-    for start in range(0, table.num_rows, _ROWS_PER_BLOCK):
-        chunk = table.slice(start, _ROWS_PER_BLOCK)
-        payload = _payload(chunk)
-        digest.update(payload)
-        if codec == "deflate":
-            deflater = zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS)
-            payload = deflater.compress(payload) + deflater.flush()
-        blocks.append((chunk.num_rows, payload))
+    with ThreadPoolExecutor() as pool:  # deflating takes longer than all the rest, and lets it run meanwhile
+        for start in range(0, table.num_rows, _ROWS_PER_BLOCK):
+            for rows, payload in _payloads(table.slice(start, _ROWS_PER_BLOCK)):
+                digest.update(payload)
+                blocks.append((rows, pool.submit(_deflate if codec == "deflate" else bytes, payload)))
     marker = digest.digest()[:16]
-    return _header(schema, codec.encode(), marker) + b"".join(_block(rows, data, marker) for rows, data in blocks)
+    parts = (part for rows, data in blocks for part in _block(rows, data.result(), marker))
+    return b"".join((_header(schema, codec.encode(), marker), *parts))
+
+
+def _deflate(payload: bytes) -> bytes:
+    deflater = zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS)
+    return deflater.compress(payload) + deflater.flush()
 
 
 def _avro_type(field: pa.Field, column: pa.ChunkedArray) -> Any:
@@ -452,16 +466,26 @@ def _avro_type(field: pa.Field, column: pa.ChunkedArray) -> Any:
 
 def _header(schema: bytes, codec: bytes, marker: bytes) -> bytes:
     meta = (b"avro.schema", schema, b"avro.codec", codec)
-    return _MAGIC + _long(2) + b"".join(_long(len(word)) + word for word in meta) + _long(0) + marker
+    return b"Obj\x01" + _long(2) + b"".join(_long(len(word)) + word for word in meta) + _long(0) + marker
 
 
-def _block(rows: int, data: bytes, marker: bytes) -> bytes:
-    return b"".join((_long(rows), _long(len(data)), data, marker))
+def _block(rows: int, data: bytes, marker: bytes) -> tuple[bytes, ...]:
+    return _long(rows), _long(len(data)), data, marker
 
 
 def _long(value: int) -> bytes:
     source, _, length = _varints(np.array([value], np.int64))
     return source[: length[0]].tobytes()
+
+
+def _payloads(table: pa.Table) -> Iterator[tuple[int, bytes]]:
+    """The rows as payloads, more than one if their values are so long that a reader would refuse the block."""
+    payload, half = _payload(table), table.num_rows // 2
+    if len(payload) <= LARGEST_BLOCK // 16 or not half:
+        yield table.num_rows, payload
+    else:
+        yield from _payloads(table.slice(0, half))
+        yield from _payloads(table.slice(half))
 
 
 def _payload(table: pa.Table) -> bytes:
@@ -473,18 +497,17 @@ def _payload(table: pa.Table) -> bytes:
     at = ends - sizes
     out = np.empty(ends[-1], np.uint8)
     for source, start, length in pieces:
-        # Bytes move as windows of one width: the loop is over widths, of which there are few.
-        order = np.argsort(length, kind="stable")
-        widths, firsts = np.unique(length[order], return_index=True)
-        for width, rows in zip(widths.tolist(), np.split(order, firsts[1:]), strict=True):
-            if width:
-                _windows(out, width)[at[rows]] = _windows(source, width)[start[rows]]
+        # Bytes move as windows of one width, so the loop is over widths, of which there are few.
+        for width in np.unique(length[length > 0]).tolist():
+            rows = np.flatnonzero(length == width)
+            _windows(out, width)[at[rows]] = _windows(source, width)[start[rows]]
         at += length
     return out.tobytes()
 
 
 def _windows(data: npt.NDArray[np.uint8], width: int) -> npt.NDArray[np.void]:
-    return np.ndarray((len(data) - width + 1,), np.dtype((np.void, width)), data, strides=(1,))
+    windows: npt.NDArray[np.void] = np.ndarray((len(data) - width + 1,), f"V{width}", data, strides=(1,))
+    return windows
 
 
 def _pieces(array: pa.Array, nullable: bool) -> Iterator[_Piece]:
@@ -492,12 +515,12 @@ def _pieces(array: pa.Array, nullable: bool) -> Iterator[_Piece]:
     rows, (_, values, *rest) = len(array), array.buffers()
     here = slice(array.offset, array.offset + rows)
     ones = np.ones(rows, np.int64)
-    present: _Longs = np.asarray(array.is_valid().cast(pa.int8())).astype(np.int64) if nullable else ones
+    present = np.asarray(array.is_valid().cast(pa.int8())).astype(np.int64) if nullable else ones
     if nullable:
         yield np.array([0, 2], np.uint8), present, ones
     if array.type == pa.bool_():
-        bits = np.unpackbits(np.frombuffer(values, np.uint8), bitorder="little")[here]
-        yield np.array([0, 1], np.uint8), bits.astype(np.int64), present
+        bits = np.asarray(array.fill_null(False).cast(pa.int8())).astype(np.int64)
+        yield np.array([0, 1], np.uint8), bits, present
     elif array.type == pa.float64():
         yield np.frombuffer(values, np.uint8), 8 * np.arange(here.start, here.stop), 8 * present
     elif array.type == pa.string():

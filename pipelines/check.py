@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Console, Group
+from rich.markup import escape
 from rich.table import Table
 
 from tidegate.mechanisms.guarantee import plural
@@ -83,11 +84,11 @@ def print_check(spec: Spec, report: dict[str, Any], console: Console) -> None:
     gate, measure = report["gate"], report["gate"]["measure"]
     console.print(f"[bold]{report['stream']}[/bold]: a private release for each of {report['windows']:,} windows, "
                   f"{report['window']['start']} to {report['window']['end']}", highlight=False)
-    console.print(f"\n[bold]Protects[/bold]  {report['protects']}", highlight=False)
+    console.print(f"\n[bold]Protects[/bold]  {escape(report['protects'])}", highlight=False)
     console.print(f"[bold]Promise[/bold]   {report['guarantee']}", highlight=False)
     console.print(
-        f"[bold]Over time[/bold] a {report['unit']} who is in all {report['windows']:,} windows is protected by at most "
-        f"epsilon {report['all_windows']['epsilon']:g} and delta {report['all_windows']['delta']:g} over all of them",
+        f"[bold]Over time[/bold] a {escape(report['unit'])} who is in all {report['windows']:,} windows is protected "
+        f"by at most epsilon {report['all_windows']['epsilon']:g} and delta {report['all_windows']['delta']:g} over all of them",
         highlight=False,
     )
     if "half_width" in gate:
@@ -103,7 +104,7 @@ def print_check(spec: Spec, report: dict[str, Any], console: Console) -> None:
         chances.add_row(f"{item['count']:,}", _percent(item["chance"]))
     console.print(Group("", chances))
     for warning in report["warnings"]:
-        console.print(f"[yellow]note[/yellow] {warning}", highlight=False)
+        console.print(f"[yellow]note[/yellow] {escape(warning)}", highlight=False)
     console.print(f"spec digest {report['spec_digest'][:16]}…, {report['source_files']} source "
                   f"{plural('file', report['source_files'])} found", highlight=False)
 

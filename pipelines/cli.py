@@ -6,18 +6,20 @@ import json
 import logging
 import sys
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from tidegate.version import __version__
 
 SPEC_IS_WRONG, RUN_FAILED, INTERRUPTED = 2, 1, 130
-Command = TypeVar("Command", bound=Callable[..., Any])
+Value = TypeVar("Value")
 
 
 def main() -> None:
@@ -27,12 +29,10 @@ def main() -> None:
 
     try:
         command.main(standalone_mode=False)
-    except click.exceptions.Abort:
-        sys.exit(INTERRUPTED)
     except click.ClickException as problem:
         problem.show()
         sys.exit(problem.exit_code)
-    except KeyboardInterrupt:
+    except (click.exceptions.Abort, KeyboardInterrupt):  # click makes the one of the other
         _say("interrupted; windows that are published stay, nothing else was left visible: run again to go on")
         sys.exit(INTERRUPTED)
     except SpecError as problem:
@@ -103,17 +103,24 @@ def run(spec: Path, beam_options: tuple[str, ...], runner: str, shards: int, ver
     from tidegate.pipelines.progress import ProgressLog, Watching
     from tidegate.pipelines.sinks import make_private_folder
     from tidegate.pipelines.spec import load_spec
+    from tidegate.transforms.problems import SpecError
 
     quiet_logging(verbose)
     console = Console(stderr=True)
     loaded = load_spec(spec)
     arguments: dict[str, Any] = {"runner": runner, "beam_options": beam_options, "shards": shards}
     for warning in loaded.warnings() if not quiet else []:
-        console.print(f"[yellow]note[/yellow] {warning}", highlight=False)
+        console.print(f"[yellow]note[/yellow] {escape(warning)}", highlight=False, soft_wrap=True)
     if quiet or runner != "direct":
         counters = run_job(loaded, **arguments)
     else:
-        make_private_folder(Path(loaded.state))
+        try:
+            make_private_folder(Path(loaded.state))
+        except OSError as problem:
+            raise SpecError(
+                f"state must be a folder that can be written, and {loaded.state} is none ({problem.strerror}); "
+                f"write another folder"
+            ) from None
         log = ProgressLog(str(Path(loaded.state) / "progress"))
         with Watching(log, loaded.window.windows.count, console):
             counters = run_job(loaded, log=log, **arguments)
@@ -124,7 +131,7 @@ def run(spec: Path, beam_options: tuple[str, ...], runner: str, shards: int, ver
 def _summarise(counters: dict[str, int], place: str, console: Console) -> None:
     new, old = counters.get("windows_published", 0), counters.get("windows_unchanged", 0)
     before = f", {old} were there already" if old else ""
-    console.print(f"[green]released[/green] {new} windows to {place}{before}", highlight=False)
+    console.print(f"[green]released[/green] {new} windows to {escape(place)}{before}", highlight=False, soft_wrap=True)
     dead = sum(amount for name, amount in counters.items() if name.startswith("dead_"))
     notes = [f"{counters.get('rows_read', 0):,} rows read"]
     if dead:
@@ -134,7 +141,7 @@ def _summarise(counters: dict[str, int], place: str, console: Console) -> None:
         notes.append(f"{counters['rows_outside_range']:,} outside the range")
     if counters.get("late_batches"):
         notes.append(f"{counters['late_batches']:,} late batches dropped")
-    console.print(f"for the operator: {'; '.join(notes)}", highlight=False)
+    console.print(f"for the operator: {'; '.join(notes)}", highlight=False, soft_wrap=True)
 
 
 @command.command()
@@ -189,9 +196,10 @@ def _print_rows(table: Any, limit: int) -> None:
     for name, justify in (("window", "left"), ("measure", "left"), ("key", "left"), ("value", "right"), ("range", "right")):
         shown.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
     for row in map(plain, table.slice(0, limit).to_pylist()):
-        shown.add_row(
-            row["window_start"], row["measure"], row["key"], f"{row['value']:,}", f"{row['low']:,} to {row['high']:,}"
-        )
+        # Keys are whatever people typed: no markup, and nothing that a terminal would obey.
+        key = Text("".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in row["key"]))
+        value_range = f"{row['low']:,} to {row['high']:,}"
+        shown.add_row(row["window_start"], row["measure"], key, f"{row['value']:,}", value_range)
     Console().print(shown)
 
 
@@ -225,17 +233,44 @@ def simulate(out: Path, window_size: str, start: str, kind: str, **numbers: Any)
     from tidegate.pipelines.simulate import Simulation
     from tidegate.pipelines.simulate import simulate as make
     from tidegate.transforms.problems import SpecError
-    from tidegate.transforms.terms import parse_duration
+    from tidegate.transforms.terms import parse_duration, parse_instant
 
+    begin = _parsed("--start", parse_instant, start)
+    length = timedelta(seconds=_parsed("--window-size", parse_duration, window_size))
     try:
-        begin = datetime.fromisoformat(start.replace("Z", "+00:00"))
-        length = timedelta(seconds=parse_duration(window_size))
         simulation = Simulation(start=begin, window_size=length, format=kind, **numbers)
         with click.progressbar(length=simulation.windows, label="simulating", file=sys.stderr) as bar:
             make(out, simulation, lambda done, _: bar.update(done - bar.pos))
     except ValueError as problem:
         raise SpecError(str(problem)) from None
     click.echo(f"events and truth are in {out}", err=True)
+
+
+@command.command()
+@click.argument("folder", type=click.Path(path_type=Path), default=Path("demo"))
+def demo(folder: Path) -> None:
+    """Simulate a day of searches in FOLDER (demo/ unless named), release it, and hold it against the truth.
+
+    \b
+    Examples:
+      tidegate demo
+      tidegate demo elsewhere/
+    """
+    with Console(stderr=True).status("starting"):
+        from tidegate.pipelines.demo import run_demo
+        from tidegate.pipelines.job import quiet_logging
+
+    quiet_logging(verbose=False)
+    run_demo(folder)
+
+
+def _parsed(option: str, parse: Callable[[str], Value], text: str) -> Value:
+    from tidegate.transforms.problems import SpecError
+
+    try:
+        return parse(text)
+    except ValueError as problem:
+        raise SpecError(f"{option} {problem}") from None
 
 
 def _say(sentence: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,9 @@ class KeepFn(beam.DoFn):
             make_private_folder(folder)
             path = folder / f"dead-{hashlib.sha256(data).hexdigest()[:16]}.jsonl"
             draft = path.with_suffix(".draft")
-            draft.write_bytes(data)
+            draft.unlink(missing_ok=True)
+            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(data)
             draft.replace(path)
         except OSError as problem:
             raise SafeError(

@@ -49,6 +49,14 @@ class Sink(Part):
     files: str = Field(min_length=1, examples=["releases/"])
     format: Literal["avro", "parquet", "jsonl"] = Field(default="avro", examples=["avro"])
 
+    @model_validator(mode="after")
+    def _no_pattern(self) -> Sink:
+        if any(sign in self.files for sign in "*?["):
+            raise ValueError(
+                f"files must be a plain folder, without the signs of a pattern, not {shown(self.files)}; write releases/"
+            )
+        return self
+
 
 class Spec(Terms):
     """A whole job."""
@@ -60,24 +68,23 @@ class Spec(Terms):
 
     @model_validator(mode="after")
     def _apart(self) -> Spec:
-        places = {"sink.files": self.sink.files, "dead_letters": self.dead_letters, "state": self.state}
+        places = {"state": self.state, "sink.files": self.sink.files, "dead_letters": self.dead_letters}
         seen: dict[str, str] = {}
         for field, place in places.items():
             if place is None:
                 continue
-            resolved = place.rstrip("/") if "://" in place else str(Path(place).absolute())
+            if "://" in place and field != "sink.files":
+                raise ValueError(
+                    f"{field} must be a local folder, which can be closed to others, not {shown(place)}; "
+                    f"write a path on this machine"
+                )
             for other, taken in seen.items():
-                if resolved == taken or resolved.startswith(taken + "/") or taken.startswith(resolved + "/"):
+                if _overlap(place, taken):
                     raise ValueError(
-                        f"{field} must be apart from {other}, since one of them is published and the other is private, "
-                        f"and {shown(place)} is not; write another folder"
+                        f"{field} must be apart from {other}, as they are for different eyes, "
+                        f"and {shown(place)} is not apart from {shown(taken)}; write another folder"
                     )
-            seen[field] = resolved
-        if self.dead_letters is not None and "://" in self.dead_letters:
-            raise ValueError(
-                f"dead_letters must be a local folder, which can be closed to others, not {shown(self.dead_letters)}; "
-                f"write dead/"
-            )
+            seen[field] = place
         return self
 
     @property
@@ -112,18 +119,19 @@ def load_spec(path: Path) -> Spec:
     except OSError as problem:
         raise SpecError(f"the spec {path} cannot be read ({problem.strerror}); check the path") from None
     except UnicodeDecodeError:
-        raise SpecError(f"the spec {path} must be YAML in UTF-8, and it is not UTF-8; save it as text") from None
+        raise SpecError(f"the spec {path} must be YAML in UTF-8, and it is not UTF-8; save it as UTF-8") from None
     return parse_spec(text, str(path))
 
 
 def parse_spec(text: str, name: str = "the spec") -> Spec:
     try:
         data = yaml.load(text, Loader=_Loader)  # noqa: S506  (a SafeLoader)
-    except yaml.YAMLError as problem:
+    except (yaml.YAMLError, ValueError, RecursionError) as problem:
         mark = getattr(problem, "problem_mark", None)
-        where = f" in line {mark.line + 1}" if mark else ""
-        what = getattr(problem, "problem", None) or "it cannot be parsed"
-        raise SpecError(f"{name} must be YAML, and{where} {what}; mend the line") from None
+        where = f"line {mark.line + 1}" if mark else "it"
+        told = [getattr(problem, part, None) for part in ("context", "problem", "reason")]
+        what = ", ".join(part for part in told if part) or "it cannot be parsed"
+        raise SpecError(f"{name} must be YAML, and {where} is not ({what}); mend it") from None
     if not isinstance(data, dict):
         raise SpecError(f"{name} must be a group of fields, not {shown(data)}; write stream: searches and so on")
     try:
@@ -162,16 +170,28 @@ def open_secret(spec: Spec) -> Secret:
     return Secret.make_or_open(Path(spec.state))
 
 
+def _overlap(place: str, other: str) -> bool:
+    """Whether one folder is or holds the other, by whatever way they are written."""
+    one, two = (Path(folder) if "://" in folder else Path(folder).resolve() for folder in (place, other))
+    return one.is_relative_to(two) or two.is_relative_to(one)
+
+
 class _Loader(yaml.SafeLoader):
     """Refuses a field that is written twice, of which YAML would silently keep the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=deep)  # type: ignore[no-untyped-call]
-            if isinstance(key, str) and key in seen:
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"the field {key} is written twice", key_node.start_mark
+                    None, None, f"the field {key.value} is written twice", key.start_mark
                 )
-            seen.add(key if isinstance(key, str) else None)
+            seen.add(key.value if isinstance(key, yaml.ScalarNode) else None)
         return super().construct_mapping(node, deep)
+
+
+# Times stay as they are written: what is wrong with one is for the terms to say.
+_Loader.yaml_implicit_resolvers = {
+    first: [kind for kind in kinds if kind[0] != "tag:yaml.org,2002:timestamp"]
+    for first, kinds in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}

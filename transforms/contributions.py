@@ -12,7 +12,7 @@ not among the smallest of a part is not among the smallest of the whole.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -63,6 +63,11 @@ class Contributions:
             _as_ids(units.dictionary),
             keys.dictionary,
         )
+
+    def capped(self, per_key: int) -> Contributions:
+        """No row counts more than `per_key`. Sums of capped counts, capped again, are what capping once would give."""
+        capped = None if self.count is None or per_key == 1 else np.minimum(self.count, per_key)
+        return replace(self, count=capped)
 
     def take(self, rows: Codes | slice) -> Contributions:
         """Some rows, in order, with dictionaries that hold only what the rows use."""
@@ -124,16 +129,14 @@ class Bounder:
         if full.any():
             crowded = np.flatnonzero(np.repeat(full, sizes))
             keep[crowded] = self._smallest(rows, crowded, sizes[full])
-        count = None
-        if rows.count is not None and self._bounds.per_key > 1:
-            count = np.minimum(rows.count, self._bounds.per_key)
+        rows = rows.capped(self._bounds.per_key)
         if keep.all():
-            return Contributions(rows.window, rows.unit, rows.key, count, rows.units, rows.keys)
+            return rows
         return Contributions(
             rows.window[keep],
             rows.unit[keep],
             rows.key[keep],
-            None if count is None else count[keep],
+            None if rows.count is None else rows.count[keep],
             rows.units,
             rows.keys,
         )

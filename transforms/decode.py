@@ -67,6 +67,7 @@ class Decoder:
     def __init__(self, terms: Terms, key: bytes) -> None:
         self._columns = terms.columns
         self._windows = terms.window.windows
+        self._per_key = terms.bounds.per_key
         self._identify = KeyedHash(derive_key(key, "units"))
 
     def __call__(self, batch: pa.RecordBatch) -> Decoded:
@@ -90,7 +91,7 @@ class Decoder:
         np.minimum.at(earliest, window, times[rows])
         contributions = Contributions.gather(
             window, unit_codes[rows], key_codes[rows], None, self._identify(unit.values), key.values
-        )
+        ).capped(self._per_key)
         return Decoded(contributions, earliest, dead, outside)
 
     def _text(

@@ -18,6 +18,25 @@ from pydantic_core import ErrorDetails
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
+# The rules of pydantic as authors of specs would put them.
+_RULES = {
+    "model_type": "must be a group of fields",
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "finite_number": "must be a finite number",
+    "greater_than": "must be above {gt:g}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt:g}",
+    "less_than_equal": "must be at most {le}",
+    "literal_error": "must be {expected}",
+    "string_type": "must be text",
+    "string_too_short": "must be text of one character or more",
+    "tuple_type": "must be a list",
+}
+
 
 class SafeError(Exception):
     """An error whose message was written for people and holds nothing of a record."""
@@ -68,18 +87,18 @@ def withheld(stage: str) -> Callable[[Method], Method]:
 def sentence(model: type[BaseModel], refused: ValidationError) -> str:
     """The first thing to mend in the spec."""
     # A misspelt field is the likeliest reason for a missing one, so it is named first.
-    errors = sorted(refused.errors(), key=lambda e: e["type"] != "extra_forbidden")
+    errors = sorted(refused.errors(), key=lambda e: e["type"] not in ("extra_forbidden", "invalid_key"))
     return _one(model, errors[0])
 
 
 def _one(model: type[BaseModel], error: ErrorDetails) -> str:
-    # Pydantic adds the name of a union's branch to the place; a spec has no such fields.
-    place = [part for part in error["loc"] if isinstance(part, int) or not part.endswith("]") and part != "str"]
+    place, kind, value = list(error["loc"]), error["type"], error["input"]
+    if kind == "invalid_key":  # such as the number in `5: x`, which pydantic would have stand for a place in a list
+        place[-1] = shown(value)
     name = _dotted(place)
     holder, field = _find(model, place)
     example = _example(holder, field)
-    kind, value = error["type"], error["input"]
-    if kind == "extra_forbidden":
+    if kind in ("extra_forbidden", "invalid_key"):
         known = sorted(holder.model_fields)
         close = difflib.get_close_matches(str(field), known, n=1)
         hint = f"write {close[0]}" if close else f"the fields here are {', '.join(known)}"
@@ -91,15 +110,14 @@ def _one(model: type[BaseModel], error: ErrorDetails) -> str:
         if not place:
             return message
         return f"{name}.{message}" if _names_a_field(holder, field, message) else f"{name} {message}"
-    rule = error["msg"].replace("Input should be", "must be").replace("valid ", "")
-    if kind in ("model_type", "model_attributes_type", "dict_type"):
-        rule = "must be a group of fields"
+    ours = _RULES.get(kind, "").format(**error.get("ctx", {}))
+    rule = ours or error["msg"].replace("Input should be", "must be")
     return f"{name} {rule}, not {shown(value)}; write {example}"
 
 
 def shown(value: object) -> str:
     """A value of the spec as its author would recognise it, cut to a readable length."""
-    text = repr(value)
+    text = {"None": "empty", "True": "true", "False": "false"}.get(repr(value), repr(value))
     return text if len(text) <= 60 else text[:57] + "..."
 
 

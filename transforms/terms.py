@@ -6,14 +6,17 @@ terms, hence the same digest, hence the same bytes.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
+import math
 import re
 from datetime import datetime, timedelta, timezone
 from functools import cached_property
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticKnownError
 
 from tidegate.mechanisms.guarantee import Guarantee, compose
 from tidegate.mechanisms.mechanism import Bounds, Gate, Mechanism
@@ -22,6 +25,7 @@ from tidegate.transforms.problems import SpecError, sentence, shown
 from tidegate.transforms.windows import Windows
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_LONGEST_DAYS = 36500
 MEANING = 1
 """Raised when the same terms come to mean something else, so that old and new releases never share a draw."""
 
@@ -33,7 +37,10 @@ def parse_duration(value: object) -> int:
     found = re.fullmatch(r"(\d{1,9})([smhdw])", value) if isinstance(value, str) else None
     if found is None:
         raise ValueError(f"must be a whole number and a unit of s, m, h, d or w, not {shown(value)}; write 15m or 1h")
-    return int(found[1]) * _SECONDS[found[2]]
+    seconds = int(found[1]) * _SECONDS[found[2]]
+    if seconds > _LONGEST_DAYS * _SECONDS["d"]:
+        raise ValueError(f"must be at most {_LONGEST_DAYS}d, not {shown(value)}; write 15m or 1h")
+    return seconds
 
 
 def _positive(seconds: int) -> int:
@@ -42,7 +49,8 @@ def _positive(seconds: int) -> int:
     return seconds
 
 
-def _instant(value: object) -> datetime:
+def parse_instant(value: object) -> datetime:
+    """'2026-01-01T02:00:00+02:00' → midnight in UTC."""
     if isinstance(value, str):
         try:
             value = datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", value))
@@ -54,8 +62,11 @@ def _instant(value: object) -> datetime:
         raise ValueError(
             f"must say its offset from UTC, and {value.isoformat()} does not; write {value.isoformat()}Z"
         )
+    if not 1900 <= value.year < 2200:  # as for events
+        raise ValueError(f"must be in the years 1900 to 2199, not {value.isoformat()}; write 2026-01-01T00:00:00Z")
     if value.microsecond:
-        raise ValueError(f"must be a whole second, not {value.isoformat()}; leave the fraction out")
+        whole = value.astimezone(timezone.utc).replace(microsecond=0)
+        raise ValueError(f"must be a whole second, not {value.isoformat()}; write {_rfc(whole)}")
     return value.astimezone(timezone.utc)
 
 
@@ -76,9 +87,18 @@ def _key_columns(value: object) -> object:
     return tuple(columns)
 
 
+def _no_truth_value(value: object) -> object:
+    """`keys: yes` is a slip, although Python would count it as 1."""
+    if isinstance(value, bool):
+        raise PydanticKnownError("float_type")
+    return value
+
+
+Whole = Annotated[int, BeforeValidator(_no_truth_value)]
+Number = Annotated[float, BeforeValidator(_no_truth_value)]
 Duration = Annotated[int, BeforeValidator(parse_duration)]
 PositiveDuration = Annotated[int, BeforeValidator(parse_duration), AfterValidator(_positive)]
-Instant = Annotated[datetime, BeforeValidator(_instant)]
+Instant = Annotated[datetime, BeforeValidator(parse_instant)]
 
 
 class Part(BaseModel):
@@ -94,7 +114,7 @@ class Columns(Part):
     key: Annotated[tuple[str, ...], BeforeValidator(_key_columns)] = Field(examples=["term"])
     time: str = Field(min_length=1, examples=["at"])
     time_unit: Literal["s", "ms", "us"] | None = Field(default=None, examples=["ms"])
-    max_key_bytes: int = Field(default=1024, ge=1, le=65536, examples=["1024"])
+    max_key_bytes: Whole = Field(default=1024, ge=1, le=65536, examples=["1024"])
 
     @model_validator(mode="after")
     def _distinct(self) -> Columns:
@@ -102,6 +122,11 @@ class Columns(Part):
             raise ValueError(
                 f"unit must not be a key column too, and {self.unit!r} is both: every key would name its unit; "
                 f"write another column"
+            )
+        if self.time in (self.unit, *self.key):
+            other = "unit" if self.time == self.unit else "key"
+            raise ValueError(
+                f"time must be a column of its own, and {self.time!r} is the {other} too; write another column"
             )
         return self
 
@@ -119,9 +144,13 @@ class Window(Part):
     def _fits(self) -> Window:
         step, span = self.every or self.size, int((self.end - self.start).total_seconds())
         if step > self.size:
-            raise ValueError(f"every must not exceed size, or events between windows are lost; write {self.size}s or less")
+            raise ValueError(
+                f"every must be at most size, or events between windows are lost, "
+                f"and {step} s is more than {self.size} s; write {self.size}s or less"
+            )
         if self.size % step:
-            raise ValueError(f"every must divide size, and {step} s does not divide {self.size} s; write a divisor")
+            fits = math.gcd(step, self.size)
+            raise ValueError(f"every must divide size, and {step} s does not divide {self.size} s; write {fits}s")
         if span <= 0:
             raise ValueError(
                 f"end must be after start, and {_rfc(self.end)} is not after {_rfc(self.start)}; write a later end"
@@ -129,11 +158,13 @@ class Window(Part):
         if span < self.size or span % step:
             nearest = self.start + timedelta(seconds=max(self.size, span // step * step))
             raise ValueError(
-                f"end must be a whole number of windows after start, and {span} s is not one of {step} s each; "
-                f"write {_rfc(nearest)}"
+                f"end must be where a window ends, and none of {self.size} s every {step} s from start on "
+                f"ends at {_rfc(self.end)}; write {_rfc(nearest)}"
             )
-        if (span - self.size) // step + 1 > 2**22:
-            raise ValueError(f"size must give at most {2**22} windows between start and end; write a larger size")
+        count = (span - self.size) // step + 1
+        if count > 2**22:
+            field = "every" if self.every else "size"
+            raise ValueError(f"{field} must give at most {2**22} windows in all, not {count}; write a larger one")
         return self
 
     @property
@@ -144,8 +175,8 @@ class Window(Part):
 class Bound(Part):
     """What one unit can count for in one window."""
 
-    keys: int = Field(ge=1, le=1_000_000, examples=["3"])
-    per_key: int = Field(default=1, ge=1, le=1_000_000, examples=["1"])
+    keys: Whole = Field(ge=1, le=1_000_000, examples=["3"])
+    per_key: Whole = Field(default=1, ge=1, le=1_000_000, examples=["1"])
 
 
 class MechanismTerms(BaseModel):
@@ -154,7 +185,7 @@ class MechanismTerms(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     mechanism: str
-    epsilon: float = Field(gt=0, allow_inf_nan=False, examples=["1.0"])
+    epsilon: Number = Field(gt=0, allow_inf_nan=False, examples=["1.0"])
 
     def parameters(self) -> dict[str, Any]:
         fields = {name: getattr(self, name) for name in ("epsilon", "delta") if name in self.model_fields_set}
@@ -166,14 +197,14 @@ class GateTerms(MechanismTerms):
 
     measure: Literal["units", "events"] = Field(default="units", examples=["units"])
     mechanism: str = Field(default="truncated-geometric", examples=["truncated-geometric"])
-    delta: float = Field(gt=0, lt=1, examples=["1e-9"])
+    delta: Number = Field(gt=0, lt=1, examples=["1e-9"])
 
 
 class ThenTerms(MechanismTerms):
     """A mechanism that runs on the keys the gate let through."""
 
     mechanism: str = Field(examples=["name-of-a-mechanism"])
-    delta: float = Field(default=0.0, ge=0, lt=1, examples=["1e-9"])
+    delta: Number = Field(default=0.0, ge=0, lt=1, examples=["1e-9"])
 
 
 class Terms(Part):
@@ -206,10 +237,9 @@ class Terms(Part):
     @cached_property
     def mechanisms(self) -> tuple[Mechanism, ...]:
         """The gate first, then the downstream ones, calibrated."""
-        built = [_build("gate", self.gate.mechanism, ("gate",), self.bounds, self.gate.parameters())]
+        built = [_build("gate", self.gate, ("gate",), self.bounds)]
         for index, terms in enumerate(self.then):
-            place = f"then[{index}]"
-            built.append(_build(place, terms.mechanism, ("per-key", "per-window"), self.bounds, terms.parameters()))
+            built.append(_build(f"then[{index}]", terms, ("per-key", "per-window"), self.bounds))
         return tuple(built)
 
     @property
@@ -255,11 +285,22 @@ def make_terms(**fields: Any) -> Terms:
         raise SpecError(sentence(Terms, refused)) from None
 
 
-def _build(place: str, name: str, roles: Any, bounds: Bounds, parameters: dict[str, Any]) -> Mechanism:
+def _build(place: str, terms: MechanismTerms, roles: Any, bounds: Bounds) -> Mechanism:
+    fields = type(terms).model_fields
     try:
-        return build(name, roles, bounds, parameters)
+        return build(terms.mechanism, roles, bounds, terms.parameters())
     except MechanismError as problem:
-        raise MechanismError(f"{place}.{problem.field}", str(problem)) from None
+        field, sentence = problem.field, str(problem)
+        near = [] if field in fields else difflib.get_close_matches(field, fields, n=1)
+        if near and "did you mean" not in sentence:
+            sentence += f"; did you mean {near[0]}?"
+        elif ";" not in sentence:
+            usual = fields["mechanism"]
+            sentence += "; leave it out" if usual.is_required() else f"; write {usual.default}"
+    except ArithmeticError:
+        field = "epsilon"
+        sentence = f"must be large enough to calibrate noise by, not {shown(terms.epsilon)}; write epsilon: 1.0"
+    raise MechanismError(f"{place}.{field}", sentence)
 
 
 def _rfc(instant: datetime) -> str:

@@ -1,0 +1,197 @@
+"""Where the time of a private release goes: its stages one after the other in one process, without Beam.
+
+    python -m benchmarks.stages --size 10000000 --repeats 3 --out .bench/
+
+The pass calls the project's own functions in the order in which the pipeline does, and the real job runs next to it:
+what the job takes longer is Beam's own. Both must come to the same releases, or the profile is of something else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from benchmarks import release as bench
+
+
+class Clock:
+    """Adds up the seconds of every stage."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[stage] += time.perf_counter() - began
+
+
+def one_pass(spec: Any, shards: int, clock: Clock) -> None:
+    """What the pipeline does on one worker, with all that is read in one bundle."""
+    from apache_beam.transforms.window import IntervalWindow
+    from apache_beam.utils.timestamp import Timestamp
+    from apache_beam.utils.windowed_value import PANE_INFO_UNKNOWN
+
+    from tidegate.mechanisms.keyed import EMPTY_DIGEST, KeyedHash, add_digests, derive_key
+    from tidegate.mechanisms.table import ExactTable
+    from tidegate.pipelines.publish import encode_rows, publish, release_digest
+    from tidegate.pipelines.sources import read_file
+    from tidegate.pipelines.spec import check_source, open_secret
+    from tidegate.transforms import decode
+    from tidegate.transforms.bound import split_by_key
+    from tidegate.transforms.coders import ContributionsCoder, ExactTableCoder
+    from tidegate.transforms.contributions import Contributions, Gathering
+    from tidegate.transforms.gate import Draws
+    from tidegate.transforms.seal import SealFn
+
+    secret, windows = open_secret(spec), spec.window.windows
+    key = decode.stage_key(spec, secret)
+    decoder, bounder = decode.Decoder(spec, key), decode.make_bounder(spec, key)
+    place, hashed = (KeyedHash(derive_key(key, label)) for label in ("key shards", "digest"))
+    draws, seal = Draws(spec, secret), SealFn(spec)
+    rows_coder, table_coder = ContributionsCoder(), ExactTableCoder()
+
+    gathering = Gathering(bounder)
+    travelling: dict[tuple[int, int], list[bytes]] = defaultdict(list)
+
+    def flush() -> None:
+        with clock("gather: merge and bound"):
+            whole = gathering.drain()
+        with clock("split by window and unit"):
+            parts = list(whole.split(shards)) if whole is not None else []
+        with clock("encode contributions"):
+            for window, shard, rows in parts:
+                travelling[window, shard].append(rows_coder.encode(rows))
+
+    for path in check_source(spec):
+        items = read_file(path, spec.source.kind, spec.event_columns)
+        while True:
+            with clock("read"):
+                batch = next(items, None)
+            if batch is None:
+                break
+            with clock("decode"):
+                decoded = decoder(batch)
+            with clock("gather: merge and bound"):
+                gathering.add(decoded.contributions)
+            if len(gathering) > decode._ROWS_HELD:
+                flush()
+    flush()
+
+    tables: dict[int, dict[int, list[bytes]]] = {window: defaultdict(list) for window in range(windows.count)}
+    for (window, _), encoded in travelling.items():
+        with clock("decode contributions"):
+            arrived = [rows_coder.decode(data) for data in encoded]
+        with clock("bound: merge and bound"):
+            bounded = bounder(Contributions.merge(arrived))
+        with clock("count keys"):
+            counted = bounded.count_keys()
+        with clock("split by key"):
+            partial = list(split_by_key(counted, place, shards))
+        with clock("encode and decode tables"):
+            for shard, table in partial:
+                tables[window][shard].append(table_coder.encode(table))
+
+    for window, by_shard in tables.items():
+        with clock("encode and decode tables"):
+            shares = [[table_coder.decode(data) for data in encoded] for encoded in by_shard.values()]
+        with clock("merge tables"):
+            merged = [ExactTable.merge(share) for share in shares]
+        with clock("digest"):
+            parts = (hashed.digest(hashed(table.keys), table.counts) for table in merged)
+            digest = reduce(add_digests, parts, EMPTY_DIGEST)
+        close = windows.start + window * windows.every + windows.size + windows.grace
+        carrier = IntervalWindow(Timestamp(micros=close - windows.every), Timestamp(micros=close))
+        with clock("gate: identify keys"):
+            ids = [draws.identify(table.keys) for table in merged]
+        with clock("gate: draw"):
+            noise = draws.noise(carrier, digest, 0)
+            rows = [(0, spec.gate_mechanism.release(*pair, noise)) for pair in zip(merged, ids, strict=True)]
+        with clock("seal"):
+            (sealed,) = seal.process((window, rows), PANE_INFO_UNKNOWN)
+        began = time.perf_counter()
+        encode_rows(sealed.rows, spec.sink.format)
+        release_digest(sealed)
+        encoding = time.perf_counter() - began
+        began = time.perf_counter()
+        publish(sealed, spec.sink.files, spec.sink.format)  # which encodes, too
+        clock.seconds["publish: encode"] += encoding
+        clock.seconds["publish: write and sync"] += max(time.perf_counter() - began - encoding, 0)
+
+
+def digests(spec: Any) -> dict[str, str]:
+    """What was released, by window."""
+    manifests = sorted(Path(spec.sink.files).glob("*/manifest.json"))
+    return {path.parent.name: json.loads(path.read_text())["release_digest"] for path in manifests}
+
+
+def profile(data: Path, tiny: Path) -> tuple[dict[str, float], float, float]:
+    """Seconds by stage, of the real job, and of the real job with next to no events."""
+    from tidegate.pipelines.job import run
+    from tidegate.transforms.releases import SHARDS
+
+    def timed(source: Path, folder: Path) -> tuple[Any, float]:
+        # One state folder for all, hence one secret, hence the same releases.
+        spec = bench.make_spec(source, folder).model_copy(update={"state": str(folder.parent / "state")})
+        began = time.perf_counter()
+        run(spec)
+        return spec, time.perf_counter() - began
+
+    with tempfile.TemporaryDirectory(dir=data.parent) as scratch:
+        timed(tiny, Path(scratch) / "cold")
+        _, fixed = timed(tiny, Path(scratch) / "warm")
+        real, seconds = timed(data, Path(scratch) / "real")
+        clock = Clock()
+        sink = real.sink.model_copy(update={"files": str(Path(scratch) / "pass")})
+        again = real.model_copy(update={"sink": sink})
+        one_pass(again, SHARDS, clock)
+        if digests(real) != digests(again):
+            raise RuntimeError("the stages did not come to the releases of the job; they are no longer what it does")
+    return dict(clock.seconds), seconds, fixed
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.stages", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--size", default=10_000_000, type=int, help="events")
+    parser.add_argument("--repeats", default=3, type=int)
+    parser.add_argument("--out", default=Path(".bench"), type=Path, help="for the report and the simulated data")
+    chosen = parser.parse_args(arguments)
+    logging.getLogger().setLevel(logging.CRITICAL)
+    data, tiny = (bench.data_folder(chosen.out, events) for events in (chosen.size, bench.TINY))
+    bench.child("prepare", tiny, bench.TINY)
+    bench.child("prepare", data, chosen.size)
+    measured = []
+    for repeat in range(chosen.repeats):
+        print(f"{repeat + 1}/{chosen.repeats}", file=sys.stderr)
+        measured.append(profile(data, tiny))
+    passes, jobs, fixed = [one[0] for one in measured], [one[1] for one in measured], [one[2] for one in measured]
+    totals = [sum(one.values()) for one in passes]
+    lines: dict[str, list[float]] = {stage: [one[stage] for one in passes] for stage in passes[0]}
+    lines |= {"all stages": totals, "the real job": jobs, "the real job with next to no events": fixed}
+    lines["Beam's own: real job less all stages"] = [job - total for job, total in zip(jobs, totals, strict=True)]
+    whole = bench.spread(totals)[0]
+    rows = [
+        (words, bench.shown(found), f"{found[0] / whole:.1%}", f"{found[0] / chosen.size * 1e9:,.0f}")
+        for words, found in ((words, bench.spread(seconds)) for words, seconds in lines.items())
+    ]
+    title = f"Stages of {chosen.size:,} events: median [least–most]"
+    bench.show([(title, ["stage", "seconds", "share", "ns an event"], rows)], chosen.out / "stages.md")
+    written = {"events": chosen.size, "seconds": lines}
+    (chosen.out / "stages.json").write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

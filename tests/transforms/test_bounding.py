@@ -1,0 +1,143 @@
+"""A unit counts in at most so many keys a window, and so much in each, whatever bundles and files it is spread over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.transforms.running import NEARLY_EXACT, T0, release, values
+
+from tidegate.mechanisms.keyed import KeyedHash
+from tidegate.mechanisms.mechanism import Bounds
+from tidegate.transforms.contributions import Bounder, Contributions, Gathering, from_batch, to_batch
+
+
+def busy_units(units: int = 200, keys: int = 20) -> list[dict[str, Any]]:
+    """Every unit touches every key in the first window, key by key, so that a bundle holds all units and few keys."""
+    return [{"user": f"u{u}", "term": f"t{k}", "at": T0 + k} for k in range(keys) for u in range(units)]
+
+
+@pytest.mark.parametrize("bundles", [1, 5])
+def test_a_unit_counts_in_so_many_keys_across_bundles(bundles: int) -> None:
+    counted = values(release(busy_units(), bundles=bundles, gate=NEARLY_EXACT)[0])
+    # 200 units of 3 keys each; all 20 keys have about 30, far above the gate of this epsilon.
+    assert len(counted) == 20
+    assert sum(counted.values()) == 200 * 3
+
+
+def test_a_unit_is_bounded_in_every_window_on_its_own() -> None:
+    twice = busy_units() + [event | {"at": event["at"] + 3600} for event in busy_units()]
+    found = release(twice, gate=NEARLY_EXACT)
+    assert [sum(values(item).values()) for item in found] == [600, 600]
+
+
+@pytest.mark.parametrize(("per_key", "expected"), [(1, 50.0), (2, 100.0), (5, 250.0), (9, 350.0)])
+def test_events_count_up_to_the_bound_of_a_key(per_key: int, expected: float) -> None:
+    # 50 units do the same thing seven times each, in three bundles.
+    events = [{"user": f"u{u}", "term": "t", "at": T0 + i} for i in range(7) for u in range(50)]
+    found = release(
+        events, bundles=3, bound={"keys": 1, "per_key": per_key}, gate={**NEARLY_EXACT, "epsilon": 1000.0, "measure": "events"}
+    )
+    assert values(found[0]) == {"t": expected}
+
+
+Row = tuple[int, int, int]
+rows = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4), st.integers(0, 9)), max_size=80)
+UNITS = KeyedHash(b"u" * 32)(pa.array([f"u{i}" for i in range(5)]))
+KEYS = pa.array([f"k{i}" for i in range(10)])
+
+
+def contributions(events: list[Row]) -> Contributions:
+    window, unit, key = (np.array(column, dtype=np.int64) for column in zip(*events, strict=True)) if events else (
+        np.zeros(0, np.int64),
+    ) * 3
+    return Contributions.gather(window, unit, key, None, UNITS, KEYS)
+
+
+def as_dict(found: Contributions) -> dict[tuple[int, bytes, str], int]:
+    counts = found.count if found.count is not None else np.ones(len(found), np.int64)
+    keys = found.keys.to_pylist()
+    return {
+        (int(w), found.units[u].tobytes(), keys[k]): int(c)
+        for w, u, k, c in zip(found.window, found.unit, found.key, counts, strict=True)
+    }
+
+
+@given(rows, st.integers(1, 4), st.integers(1, 3), st.lists(st.integers(0, 80), max_size=3))
+@settings(max_examples=200, deadline=None)
+def test_bounding_parts_and_then_the_whole_equals_bounding_the_whole(
+    events: list[Row], keys: int, per_key: int, cuts: list[int]
+) -> None:
+    bounder = Bounder(b"b" * 32, Bounds(keys, per_key), 0)
+    whole = as_dict(bounder(contributions(events)))
+    edges = [0, *sorted(cuts), len(events)]
+    parts = [events[begin:end] for begin, end in zip(edges, edges[1:], strict=False)]
+    gathering = Gathering(bounder)
+    for part in reversed(parts):
+        gathering.add(from_batch(to_batch(bounder(contributions(part)))))
+    merged = gathering.drain()
+    assert as_dict(merged) == whole if merged is not None else not whole
+
+
+@given(rows, st.integers(1, 4), st.integers(1, 3))
+@settings(max_examples=200, deadline=None)
+def test_bounds_hold_and_nothing_is_made_up(events: list[Row], keys: int, per_key: int) -> None:
+    bounded = as_dict(Bounder(b"b" * 32, Bounds(keys, per_key), 0)(contributions(events)))
+    touched: dict[tuple[int, bytes], set[str]] = {}
+    exact: dict[tuple[int, bytes, str], int] = {}
+    for window, unit, key in events:
+        exact[window, UNITS[unit].tobytes(), f"k{key}"] = exact.get((window, UNITS[unit].tobytes(), f"k{key}"), 0) + 1
+    for (window, pseudonym, name), count in bounded.items():
+        touched.setdefault((window, pseudonym), set()).add(name)
+        assert count == min(exact[window, pseudonym, name], per_key)
+    everything: dict[tuple[int, bytes], set[str]] = {}
+    for window, pseudonym, name in exact:
+        everything.setdefault((window, pseudonym), set()).add(name)
+    assert {who: min(len(names), keys) for who, names in everything.items()} == {
+        who: len(names) for who, names in touched.items()
+    }
+
+
+@given(rows, st.integers(1, 9))
+@settings(max_examples=100, deadline=None)
+def test_shards_partition_the_rows_by_unit(events: list[Row], shards: int) -> None:
+    whole = contributions(events)
+    parts = list(whole.split(shards))
+    together: dict[tuple[int, bytes, str], int] = {}
+    place: dict[bytes, int] = {}
+    for window, shard, part in parts:
+        assert set(part.window.tolist()) == {window}
+        for row, count in as_dict(part).items():
+            assert row not in together
+            together[row] = count
+            assert place.setdefault(row[1], shard) == shard
+    assert together == as_dict(whole)
+
+
+def test_ranks_that_agree_in_their_leading_bits_are_decided_by_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Give every row the same leading rank bits: the packed sort cannot tell them apart, the full ranks can.
+    bounder = Bounder(b"b" * 32, Bounds(2, 1), 0)
+    real = bounder._rank
+    monkeypatch.setattr(bounder, "_rank", lambda block: real(block) & np.uint64(0xFF))
+    events = [(0, u, k) for u in range(5) for k in range(10)]
+    kept = as_dict(bounder(contributions(events)))
+    assert len(kept) == 5 * 2
+    halves = [as_dict(bounder(contributions(events[begin::2]))) for begin in (0, 1)]
+    assert all(row in halves[0] or row in halves[1] for row in kept)
+
+
+def test_windows_units_and_keys_too_many_for_one_number_are_sorted_all_the_same() -> None:
+    # 2^22 windows and dictionaries of 2^22 entries do not fit 63 bits; the slow way must give the same rows.
+    from tidegate.transforms.contributions import _sum_distinct
+
+    rng = np.random.default_rng(0)
+    window, unit, key = rng.integers(0, 3, 500), rng.integers(0, 5, 500), rng.integers(0, 7, 500)
+    count = rng.integers(1, 4, 500)
+    for weights in (None, count):
+        fast = _sum_distinct(window, unit, key, weights, 5, 7)
+        slow = _sum_distinct(window, unit, key, weights, 2**31, 2**31)
+        assert all(np.array_equal(one, other) for one, other in zip(fast, slow, strict=True))
