@@ -110,8 +110,8 @@ class BoundedGeometric:
         words = noise.words(ids, self.bits + 2)
         nonzero = _below(next(words), not_zero)
         sign = 1 - 2 * (next(words)[0] & np.uint64(1)).astype(np.int64)
-        magnitude = np.zeros(len(ids), dtype=np.int64)
-        at_edge = np.ones(len(ids), dtype=np.bool_)
+        magnitude: Ints = np.zeros(len(ids), dtype=np.int64)
+        at_edge: Bits = np.ones(len(ids), dtype=np.bool_)
         for b in reversed(range(self.bits)):
             word = next(words)
             bit = _below(word, free[b]) & ~at_edge
@@ -119,15 +119,14 @@ class BoundedGeometric:
                 bit |= _below(word, edge[b]) & at_edge
                 at_edge &= bit
             magnitude = (magnitude << 1) | bit
-        return nonzero * sign * (1 + magnitude)
+        drawn: Ints = nonzero * sign * (1 + magnitude)
+        return drawn
 
     def pmf(self) -> list[Fraction]:
         """The exact distribution of `draw` over -k..k given uniform words, from the same integers it compares with."""
         unit = 2**WORD_BITS
         not_zero, free, edge = self._thresholds
-        half = [
-            Fraction(not_zero, 2 * unit) * self._magnitude_probability(m, free, edge, unit) for m in range(self.k)
-        ]
+        half = [Fraction(not_zero, 2 * unit) * self._magnitude_probability(m, free, edge, unit) for m in range(self.k)]
         return [*reversed(half), Fraction(unit - not_zero, unit), *half]
 
     def _magnitude_probability(self, value: int, free: list[int], edge: list[int], unit: int) -> Fraction:
@@ -148,4 +147,5 @@ def _below(word: Words, threshold: int) -> Bits:
     """word < threshold for 128-bit numbers given as halves."""
     high, low = word
     top, bottom = np.uint64(threshold // _HALF), np.uint64(threshold % _HALF)
-    return (high < top) | ((high == top) & (low < bottom))
+    below: Bits = (high < top) | ((high == top) & (low < bottom))
+    return below

@@ -21,18 +21,19 @@ class MechanismError(ValueError):
         self.field = field
 
 
-def names() -> list[str]:
-    """All mechanisms on hand."""
-    return sorted({point.name for point in entry_points(group=GROUP)})
+def names(roles: tuple[Role, ...]) -> list[str]:
+    """All mechanisms on hand for these roles."""
+    return sorted({point.name for point in entry_points(group=GROUP) if getattr(point.load(), "role", None) in roles})
 
 
 def build(name: str, roles: tuple[Role, ...], bounds: Bounds, parameters: Mapping[str, Any]) -> Mechanism:
     """The mechanism of that name, calibrated. Raises MechanismError with a sentence for people."""
     points = list(entry_points(group=GROUP, name=name))
     if not points:
-        raise MechanismError(
-            "mechanism", f"must be one of {', '.join(names())}, not {name!r}{_nearest(name, names())}"
-        )
+        known = names(roles)
+        if not known:
+            raise MechanismError("mechanism", f"must be an installed {' or '.join(roles)} mechanism, not {name!r}")
+        raise MechanismError("mechanism", f"must be one of {', '.join(known)}, not {name!r}{_nearest(name, known)}")
     if len({point.value for point in points}) > 1:
         places = ", ".join(sorted(point.value for point in points))
         raise MechanismError("mechanism", f"{name!r} is registered more than once ({places}); uninstall one of them")
@@ -40,16 +41,16 @@ def build(name: str, roles: tuple[Role, ...], bounds: Bounds, parameters: Mappin
     role = getattr(kind, "role", None)
     if role not in roles:
         raise MechanismError("mechanism", f"{name!r} is a {role} mechanism, and here stands a {' or '.join(roles)} one")
-    known = {p.name for p in inspect.signature(kind).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    takes = {p.name: p for p in inspect.signature(kind).parameters.values() if p.kind is p.KEYWORD_ONLY}
     for field in parameters:
-        if field not in known:
+        if field not in takes:
+            listed = sorted(takes)
             raise MechanismError(
-                field, f"is not a parameter of {name}; it takes {', '.join(sorted(known))}{_nearest(field, sorted(known))}"
+                field, f"is not a parameter of {name}; it takes {', '.join(listed)}{_nearest(field, listed)}"
             )
-    for parameter in inspect.signature(kind).parameters.values():
-        if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty:
-            if parameter.name not in parameters:
-                raise MechanismError(parameter.name, f"is required by {name}; write {parameter.name}: and a value")
+    for field, parameter in takes.items():
+        if parameter.default is parameter.empty and field not in parameters:
+            raise MechanismError(field, f"is required by {name}; write {field}: and a value")
     try:
         return cast(Mechanism, kind(bounds, **parameters))
     except (ValueError, TypeError) as problem:

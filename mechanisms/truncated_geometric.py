@@ -36,14 +36,20 @@ LARGEST_HALF_WIDTH = 2**40
 """Counts must stay far inside the integers that a float64 shows exactly (2^53)."""
 
 
+SMALLEST_EPSILON = 1e-30
+"""Far below any use; it keeps the arithmetic of the calibration inside its digits."""
+
+
 class TruncatedGeometric:
     """Publish n + j for the keys where it exceeds k; k is the smallest that keeps (epsilon, delta)."""
 
     role: ClassVar[Role] = "gate"
 
     def __init__(self, bounds: Bounds, *, epsilon: float, delta: float) -> None:
-        if not 0 < epsilon < float("inf"):
-            raise ValueError(f"epsilon must be above 0 and finite, not {epsilon:g}; write a number such as 1.0")
+        if not SMALLEST_EPSILON <= epsilon < float("inf"):
+            raise ValueError(
+                f"epsilon must be at least {SMALLEST_EPSILON:g} and finite, not {epsilon:g}; write a number such as 1.0"
+            )
         if not 0 < delta < 1:
             raise ValueError(
                 f"delta must be above 0 and below 1, not {delta:g}: with unknown keys nothing can be published at "

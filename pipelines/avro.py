@@ -255,9 +255,11 @@ def _inflate(codec: bytes, data: bytes) -> bytes:
 
 
 class _Column(NamedTuple):
-    """An asked column: its name as polars has it, and what it becomes; `type` is None where only the values tell."""
+    """A column of the file: as polars is to see it, if at all, and as it comes out, if not only the values tell."""
 
     alias: str
+    plain: Any
+    sample: bytes
     type: pa.DataType | None
     nullable: bool
     symbols: list[str]
@@ -266,7 +268,11 @@ class _Column(NamedTuple):
     def of(cls, alias: str, avro: Any) -> _Column:
         values = [branch for branch in _branches(avro) if branch["type"] != "null"]
         symbols = values[0].get("symbols", []) if len(values) == 1 else []
-        return cls(alias, _arrow_type(avro), values != _branches(avro), symbols)
+        return cls(alias, *_plain(avro, alias), _arrow_type(avro), values != _branches(avro), symbols)
+
+    @property
+    def flat(self) -> bool:
+        return self.sample != b"" and self.type is not None and not pa.types.is_nested(self.type)
 
     def from_polars(self, array: pa.Array) -> pa.Array:
         if self.symbols:
@@ -289,42 +295,45 @@ class _Column(NamedTuple):
 class _Decoder:
     """Turns the blocks of a file into batches of the asked columns."""
 
-    def __init__(self, schema: dict[str, Any], columns: Sequence[str]) -> None:
+    def __init__(self, schema: dict[str, Any], names: Sequence[str]) -> None:
         try:
-            types = {field["name"]: field["type"] for field in fastavro.schema.expand_schema(schema)["fields"]}
-            plain, samples = zip(*(_plain(avro, f"c{i}") for i, avro in enumerate(types.values())), strict=True)
+            fields = enumerate(fastavro.schema.expand_schema(schema)["fields"])
+            columns = {field["name"]: _Column.of(f"c{i}", field["type"]) for i, field in fields}
             # Logical types are left to Arrow, since Python's own types do not hold all of their values.
             bare = json.loads(json.dumps(schema), object_hook=_without_logical_type)
             self._parsed = fastavro.parse_schema({"type": "array", "items": bare})
         except Exception:
             raise AvroError("The schema of this Avro file is invalid, recursive, or makes room for nothing.") from None
-        self.least_bytes = sum(sample != b"" for sample in samples)
-        if not self.least_bytes or len(types) < len(schema["fields"]):
+        self.least_bytes = sum(column.sample != b"" for column in columns.values())
+        if not self.least_bytes or len(columns) < len(schema["fields"]):
             raise AvroError("The records of this Avro file are empty or have two fields of one name.")
-        places = {name: i for i, name in enumerate(types)}
-        self._columns = {name: _Column.of(f"c{places[name]}", types[name]) for name in columns if name in types}
+        self._asked = {name: columns[name] for name in names if name in columns}
         self.weight, self._decoders = 16, [self._by_fastavro]  # Python objects take many times their bytes in the file
-        asked = [column.type for column in self._columns.values()]
-        if None in (*plain, *asked) or any(pa.types.is_nested(each) or pa.types.is_null(each) for each in asked):
-            return
-        record = {"type": "record", "name": "c", "fields": [{"name": f"c{i}", "type": t} for i, t in enumerate(plain)]}
-        self._header = _header(json.dumps(record).encode(), b"null", bytes(16))
-        self._sample = b"".join(samples)
-        with suppress(*_FAILURES):  # decimals can be too wide for polars
-            self._sample_row = self._frame(1, self._sample).to_pylist()
-            self.weight = 1
-            # What polars fails to read fastavro may: long decimals. But it takes the symbol of number -1 for the last.
-            lenient = [] if any(column.symbols for column in self._columns.values()) else self._decoders
-            self._decoders = [self._by_polars, *lenient]
+        if all(column.plain for column in columns.values()) and all(column.flat for column in self._asked.values()):
+            with suppress(*_FAILURES):  # decimals can be too wide for polars
+                self._prepare_polars(columns)
+
+    def _prepare_polars(self, columns: dict[str, _Column]) -> None:
+        plain = [{"name": column.alias, "type": column.plain} for column in columns.values()]
+        self._header = _header(
+            json.dumps({"type": "record", "name": "c", "fields": plain}).encode(), b"null", bytes(16)
+        )
+        self._sample = b"".join(column.sample for column in columns.values())
+        # One column or more has to be of values that bytes read out of step do not have by chance.
+        telling = [name for name, column in columns.items() if column.flat and len(column.sample) > 4]
+        self._read = self._asked | {name: columns[name] for name in telling[:1] if not self._asked.keys() & telling}
+        self._sample_row = self._frame(1, self._sample)
+        # fastavro may read what polars does not, such as long decimals; but it takes symbol number -1 for the last one.
+        lenient = [] if any(column.symbols for column in self._asked.values()) else self._decoders
+        self.weight, self._decoders = 1, [self._by_polars, *lenient]
 
     def decode(self, run: list[_Block]) -> Iterator[tuple[int, pa.RecordBatch | Damaged]]:
         """The run as one batch; if that fails, block by block, so that only the bad blocks are lost."""
         if not run:
             return
-        rows, payload = sum(block.rows for block in run), b"".join(block.payload for block in run)
         for decoder in self._decoders:
             try:
-                batch = decoder(rows, payload)
+                batch = decoder(run)
             except MemoryError:
                 raise
             except _FAILURES as failure:
@@ -336,33 +345,43 @@ class _Decoder:
                 for block in run:
                     yield from self.decode([block])
                 return
-        yield run[0].first_row, Damaged(run[0].first_row, rows, reason)
+        yield run[0].first_row, Damaged(run[0].first_row, run[0].rows, reason)
 
-    def _by_polars(self, rows: int, payload: bytes) -> pa.RecordBatch:
-        # polars does not tell whether it came to the end: a record put there must be what it reads last.
-        batch = self._frame(rows + 1, payload + self._sample)
-        if batch.slice(rows).to_pylist() != self._sample_row:
-            raise ValueError("bytes left over")
-        return batch.slice(0, rows)
+    def _by_polars(self, run: list[_Block]) -> pa.RecordBatch:
+        # polars is slow on small blocks, so they are made one. Behind each goes a sample record, which comes out in its
+        # place only if the block before it was read to its end and no further.
+        samples = np.cumsum([block.rows + 1 for block in run]) - 1
+        rows = int(samples[-1]) + 1
+        frame = self._frame(rows, b"".join(part for block in run for part in (block.payload, self._sample)))
+        if not frame.take(pa.array(samples)).equals(self._sample_row.take(pa.array(0 * samples))):
+            raise ValueError("rows out of step")
+        kept = np.ones(rows, np.bool_)
+        kept[samples] = False
+        return frame.filter(pa.array(kept)).select(list(self._asked))
 
     def _frame(self, rows: int, payload: bytes) -> pa.RecordBatch:
-        file = BytesIO(b"".join((self._header, *_block(rows, payload, bytes(16)))))  # one block, as each makes a chunk
-        frame = pl.read_avro(file, columns=[column.alias for column in self._columns.values()])
-        return self._batch(rows, [c.from_polars(frame[c.alias].to_arrow()) for c in self._columns.values()])
+        file = BytesIO(b"".join((self._header, *_block(rows, payload, bytes(16)))))
+        frame = pl.read_avro(file, columns=[column.alias for column in self._read.values()])
+        arrays = [column.from_polars(frame[column.alias].to_arrow()) for column in self._read.values()]
+        return _batch(rows, self._read, arrays)
 
-    def _by_fastavro(self, rows: int, payload: bytes) -> pa.RecordBatch:
-        # Read as one array, and all columns: a reader's schema would make bytes of text where a union has both.
-        file = BytesIO((_long(rows) if rows else b"") + payload + _long(0))
-        records = fastavro.schemaless_reader(file, self._parsed, None)
-        if file.read(1):
-            raise ValueError("bytes left over")
-        return self._batch(rows, [c.from_python([r[name] for r in records]) for name, c in self._columns.items()])
+    def _by_fastavro(self, run: list[_Block]) -> pa.RecordBatch:
+        # Each block is read as one array, and all columns: a reader's schema would make bytes of text beside bytes.
+        records: list[dict[str, Any]] = []
+        for block in run:
+            file = BytesIO((_long(block.rows) if block.rows else b"") + block.payload + _long(0))
+            records += fastavro.schemaless_reader(file, self._parsed, None)
+            if file.read(1):
+                raise ValueError("bytes left over")
+        arrays = [column.from_python([record[name] for record in records]) for name, column in self._asked.items()]
+        return _batch(len(records), self._asked, arrays)
 
-    def _batch(self, rows: int, arrays: list[pa.Array]) -> pa.RecordBatch:
-        columns = zip(self._columns.items(), arrays, strict=True)
-        record = pa.struct([pa.field(name, array.type, column.nullable) for (name, column), array in columns])
-        # By way of a struct, which keeps its length even without columns.
-        return pa.RecordBatch.from_struct_array(pa.StructArray.from_buffers(record, rows, [None], children=arrays))
+
+def _batch(rows: int, columns: dict[str, _Column], arrays: list[pa.Array]) -> pa.RecordBatch:
+    fields = zip(columns.items(), arrays, strict=True)
+    record = pa.struct([pa.field(name, array.type, column.nullable) for (name, column), array in fields])
+    # By way of a struct, which keeps its length even without columns.
+    return pa.RecordBatch.from_struct_array(pa.StructArray.from_buffers(record, rows, [None], children=arrays))
 
 
 def _branches(avro: Any) -> list[dict[str, Any]]:
@@ -415,10 +434,12 @@ def _plain(avro: Any, name: str) -> tuple[Any, bytes]:
             size = kind.get("size", 0)
             return {**decimal, "type": "fixed", "name": name, "size": size}, b"~" * size
         case "int" | "long" | "enum" as number:
-            return "long", _long(0 if number == "enum" else 63)
-        case other:
-            sample = {"boolean": b"\1", "bytes": b"\2~", "string": b"\2~", "float": b"~" * 4, "double": b"~" * 8}[other]
-            return {**decimal, "type": other}, sample
+            return "long", _long({"int": 0x5A5A5A5A, "long": 0x5A5A5A5A5A5A5A5A, "enum": 0}[number])
+        case "boolean" | "float" | "double" as other:
+            return other, {"boolean": b"\1", "float": b"~~~~", "double": b"~~~~~~~~"}[other]
+        case "bytes" | "string" as text:
+            return {**decimal, "type": text}, b"\x10~sample~" if not decimal else b"\2~"
+    raise ValueError("a type within itself")
 
 
 def _without_logical_type(avro: dict[str, Any]) -> dict[str, Any]:

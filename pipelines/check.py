@@ -79,16 +79,19 @@ def telling_counts(spec: Spec) -> list[int]:
     return sorted(counts)
 
 
-def print_check(spec: Spec, report: dict[str, Any], console: Console) -> None:
+def print_check(report: dict[str, Any], console: Console) -> None:
     """The promise of a spec for people."""
     gate, measure = report["gate"], report["gate"]["measure"]
-    console.print(f"[bold]{report['stream']}[/bold]: a private release for each of {report['windows']:,} windows, "
-                  f"{report['window']['start']} to {report['window']['end']}", highlight=False)
+    console.print(
+        f"[bold]{report['stream']}[/bold]: a private release for each of {report['windows']:,} windows, "
+        f"{report['window']['start']} to {report['window']['end']}",
+        highlight=False,
+    )
     console.print(f"\n[bold]Protects[/bold]  {escape(report['protects'])}", highlight=False)
     console.print(f"[bold]Promise[/bold]   {report['guarantee']}", highlight=False)
     console.print(
         f"[bold]Over time[/bold] a {escape(report['unit'])} who is in all {report['windows']:,} windows is protected "
-        f"by at most epsilon {report['all_windows']['epsilon']:g} and delta {report['all_windows']['delta']:g} over all of them",
+        f"by at most epsilon {report['all_windows']['epsilon']:g} and delta {report['all_windows']['delta']:g} in total",
         highlight=False,
     )
     if "half_width" in gate:
@@ -105,8 +108,11 @@ def print_check(spec: Spec, report: dict[str, Any], console: Console) -> None:
     console.print(Group("", chances))
     for warning in report["warnings"]:
         console.print(f"[yellow]note[/yellow] {escape(warning)}", highlight=False)
-    console.print(f"spec digest {report['spec_digest'][:16]}…, {report['source_files']} source "
-                  f"{plural('file', report['source_files'])} found", highlight=False)
+    console.print(
+        f"spec digest {report['spec_digest'][:16]}…, {report['source_files']} source "
+        f"{plural('file', report['source_files'])} found",
+        highlight=False,
+    )
 
 
 def _percent(chance: float) -> str:

@@ -77,15 +77,20 @@ def check(spec: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(report, indent=2, ensure_ascii=False))
     else:
-        print_check(loaded, report, Console())
+        print_check(report, Console())
 
 
 @command.command(context_settings={"ignore_unknown_options": False})
 @click.argument("spec", type=click.Path(path_type=Path))
 @click.argument("beam_options", nargs=-1, type=click.UNPROCESSED)
 @click.option("--runner", default="direct", show_default=True, help="direct, or the name of a Beam runner.")
-@click.option("--shards", default=8, show_default=True, type=click.IntRange(1, 4096),
-              help="Parts that units and keys are split into; releases do not depend on it.")
+@click.option(
+    "--shards",
+    default=8,
+    show_default=True,
+    type=click.IntRange(1, 4096),
+    help="Parts that units and keys are split into; releases do not depend on it.",
+)
 @click.option("--verbose", is_flag=True, help="Show Beam's own messages.")
 @click.option("--quiet", is_flag=True, help="No progress, no summary.")
 def run(spec: Path, beam_options: tuple[str, ...], runner: str, shards: int, verbose: bool, quiet: bool) -> None:
@@ -146,15 +151,26 @@ def _summarise(counters: dict[str, int], place: str, console: Console) -> None:
 
 @command.command()
 @click.argument("releases", type=str)
-@click.option("--format", "kind", type=click.Choice(["table", "jsonl", "csv", "parquet", "avro"]), default="table",
-              show_default=True, help="table for people, the others for programs.")
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["table", "jsonl", "csv", "parquet", "avro"]),
+    default="table",
+    show_default=True,
+    help="table for people, the others for programs.",
+)
 @click.option("--window", "windows", multiple=True, help="Only the window that begins at this time; may be repeated.")
 @click.option("--key", "keys", multiple=True, help="Only this key; may be repeated.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write to a file instead of standard output.")
 @click.option("--limit", default=50, show_default=True, type=click.IntRange(1), help="Rows of the table for people.")
 @click.option("--allow-gaps", is_flag=True, help="Read on although a window is missing.")
 def read(
-    releases: str, kind: str, windows: tuple[str, ...], keys: tuple[str, ...], out: Path | None, limit: int,
+    releases: str,
+    kind: str,
+    windows: tuple[str, ...],
+    keys: tuple[str, ...],
+    out: Path | None,
+    limit: int,
     allow_gaps: bool,
 ) -> None:
     """Show what is published in the folder RELEASES. Fails if a window is missing.
@@ -193,7 +209,13 @@ def _print_rows(table: Any, limit: int) -> None:
     from tidegate.pipelines.publish import plain
 
     shown = Table(title=f"{len(table):,} released rows" + (f", the first {limit}" if len(table) > limit else ""))
-    for name, justify in (("window", "left"), ("measure", "left"), ("key", "left"), ("value", "right"), ("range", "right")):
+    for name, justify in (
+        ("window", "left"),
+        ("measure", "left"),
+        ("key", "left"),
+        ("value", "right"),
+        ("range", "right"),
+    ):
         shown.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
     for row in map(plain, table.slice(0, limit).to_pylist()):
         # Keys are whatever people typed: no markup, and nothing that a terminal would obey.
@@ -216,11 +238,18 @@ def _print_rows(table: Any, limit: int) -> None:
 @click.option("--churn", default=0.3, show_default=True, type=float, help="Share of keys that are born or die.")
 @click.option("--bad", default=0.0, show_default=True, type=float, help="Share of rows that cannot be read.")
 @click.option("--duplicates", default=0.0, show_default=True, type=float, help="Share of rows that are repeats.")
-@click.option("--late", default=0.0, show_default=True, type=float, help="Share of rows in a later file than their time.")
+@click.option(
+    "--late", default=0.0, show_default=True, type=float, help="Share of rows in a later file than their time."
+)
 @click.option("--outside", default=0.0, show_default=True, type=float, help="Share of rows outside the range.")
 @click.option("--files", default=4, show_default=True, type=int)
-@click.option("--format", "kind", default="parquet", show_default=True,
-              type=click.Choice(["parquet", "avro", "jsonl", "csv", "jsonl.gz", "csv.gz"]))
+@click.option(
+    "--format",
+    "kind",
+    default="parquet",
+    show_default=True,
+    type=click.Choice(["parquet", "avro", "jsonl", "csv", "jsonl.gz", "csv.gz"]),
+)
 @click.option("--seed", default=0, show_default=True, type=int)
 def simulate(out: Path, window_size: str, start: str, kind: str, **numbers: Any) -> None:
     """Make a stream of searches with known truth in the folder OUT: events-*, truth.parquet, simulation.json.

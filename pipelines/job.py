@@ -1,7 +1,7 @@
 """A job: a spec assembled into a pipeline, and run.
 
-    source → decode → bound → count → gate → then → seal → sink
-                 ↘ dead letters
+source → decode → bound → count → gate → then → seal → sink
+             ↘ dead letters
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import argparse
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from apache_beam.runners.runner import create_runner
 
 from tidegate.pipelines.progress import Counting, ProgressLog
 from tidegate.pipelines.sinks import WriteDeadLetters, WriteReleases
@@ -68,7 +69,7 @@ def run(
         assemble(pipeline, spec, files, secret, shards, log)
         result = pipeline.run()
         result.wait_until_finish()
-    except SafeError:
+    except SpecError:
         raise
     except Exception as problem:
         raise RunError(explain(problem)) from None
@@ -81,18 +82,27 @@ def parse_options(runner: str, arguments: Sequence[str]) -> PipelineOptions:
         name = argument.lstrip("-").split("=")[0].replace("-", "_")
         if argument.startswith("--") and name in _REFUSED:
             raise SpecError(f"the Beam option --{name} is refused: {_REFUSED[name]}; leave it out")
-    known = argparse.ArgumentParser(add_help=False, allow_abbrev=False, conflict_handler="resolve")
+    known = _OptionParser(add_help=False, allow_abbrev=False, conflict_handler="resolve")
     for kind in _all_option_classes(PipelineOptions):
         kind._add_argparse_args(known)
-    try:
-        _, unknown = known.parse_known_args(list(arguments))
-    except (SystemExit, argparse.ArgumentError):
-        raise SpecError(f"the Beam options {' '.join(arguments)} cannot be parsed; check their values") from None
+    _, unknown = known.parse_known_args(list(arguments))
     if unknown:
         raise SpecError(f"Beam has no option {unknown[0]}; leave it out, or check its spelling")
-    if runner != "direct" and not re.fullmatch(r"[A-Za-z][\w.]*", runner):
-        raise SpecError(f"--runner must be direct or the name of a Beam runner, not {runner!r}; write direct")
+    if runner != "direct":
+        try:
+            create_runner(runner)
+        except (ValueError, ImportError, AttributeError):
+            raise SpecError(
+                f"--runner must be direct or the name of a Beam runner, not {runner!r}; write direct"
+            ) from None
     return PipelineOptions(list(arguments))
+
+
+class _OptionParser(argparse.ArgumentParser):
+    """Says what is wrong in one sentence, without a page of usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SpecError(f"the Beam options cannot be parsed: {message}; check the value")
 
 
 def _all_option_classes(kind: Any) -> list[Any]:
@@ -107,9 +117,11 @@ def _all_option_classes(kind: Any) -> list[Any]:
 def explain(problem: BaseException) -> str:
     """The sentence in an error of a runner, which wraps it in its own words and in a traceback."""
     text = str(problem)
-    told = re.findall(r"^tidegate[\w.]*Error: (.+?)(?: \[while running '([^']*)'.*)?$", text, flags=re.MULTILINE)
+    if isinstance(problem, SafeError):
+        return re.sub(r" \[while running '[^']*'\].*$", "", text, flags=re.DOTALL)
+    told = re.findall(r"^tidegate[\w.]*Error: (.+?)(?: \[while running '[^']*'.*)?$", text, flags=re.MULTILINE)
     if told:
-        return str(told[-1][0])
+        return str(told[-1])
     return f"the run failed with {type(problem).__name__}; run again with --verbose to see Beam's own messages"
 
 

@@ -10,6 +10,7 @@ Everything goes through Beam's file systems, so a folder may be local or remote.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
 import io
@@ -217,7 +218,5 @@ def _sync_folder(place: str) -> None:
 
 
 def _delete(path: str) -> None:
-    try:
+    with contextlib.suppress(Exception):  # best effort: what is left has no manifest, so nobody reads it
         FileSystems.delete([path])
-    except Exception:  # noqa: S110  (best effort: what is left has no manifest, so nobody reads it)
-        pass

@@ -10,7 +10,7 @@ import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, TypeAlias
 
 import apache_beam as beam
 import pyarrow as pa
@@ -36,9 +36,10 @@ SUFFIXES: dict[str, Format] = {
     ".csv": "csv",
 }
 _BLOCK_BYTES = 8 << 20
+_HEAD_BYTES = 1 << 20
 _ROWS_A_BATCH = 1 << 19
 _LINES_A_PIECE = 128
-Item = pa.RecordBatch | DeadLetter
+Item: TypeAlias = pa.RecordBatch | DeadLetter
 
 
 def guess_format(path: str) -> Format | None:
@@ -52,7 +53,9 @@ def match_files(pattern: str) -> list[str]:
     try:
         found = FileSystems.match([pattern])[0].metadata_list
     except Exception as problem:
-        raise SpecError(f"source.files cannot be listed at {pattern} ({type(problem).__name__}); check the path") from None
+        raise SpecError(
+            f"source.files cannot be listed at {pattern} ({type(problem).__name__}); check the path"
+        ) from None
     files = sorted(item.path for item in found)
     if not files:
         raise SpecError(f"source.files must match at least one file, and nothing matches {pattern}; check the path")
@@ -138,16 +141,51 @@ def peek(path: str, kind: Format) -> Peek:
                 return Peek(schema.names, dict(zip(schema.names, schema.types, strict=True)))
             if kind == "avro":
                 fields = avro.read_schema(file)["fields"]
-                return Peek([field["name"] for field in fields], {})
-            line = io.BufferedReader(file).readline(1 << 20)  # type: ignore[type-var]
+                return Peek([field["name"] for field in fields], _avro_types(fields))
+            lines = file.read(_HEAD_BYTES).split(b"\n")
             if kind == "csv":
-                with pa.csv.open_csv(io.BytesIO(line)) as reader:
+                with pa.csv.open_csv(io.BytesIO(lines[0] + b"\n")) as reader:
                     return Peek(reader.schema.names, {})
-            return Peek(list(json.loads(line)) if line.strip() else [], {})
+            row = _first_object(lines)
+            return Peek(list(row), {name: pa.scalar(value).type for name, value in row.items() if _is_number(value)})
         except SafeError:
             raise
         except Exception as problem:
             raise SafeError(f"{path} cannot be read as {kind} ({type(problem).__name__})") from None
+
+
+def _avro_types(fields: Sequence[Any]) -> dict[str, pa.DataType]:
+    """The numeric columns of a schema that carry no further meaning, such as that of a timestamp."""
+    known = {
+        "int": pa.int64(),
+        "long": pa.int64(),
+        "float": pa.float64(),
+        "double": pa.float64(),
+        "boolean": pa.bool_(),
+    }
+    types = {}
+    for field in fields:
+        branches = field["type"] if isinstance(field["type"], list) else [field["type"]]
+        for branch in branches:
+            if isinstance(branch, str) and branch in known:
+                types[field["name"]] = known[branch]
+    return types
+
+
+def _first_object(lines: Sequence[bytes]) -> dict[str, Any]:
+    """The first row that can be read; a bad one before it is a dead letter later, not a reason to stop."""
+    for line in lines[:_LINES_A_PIECE]:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict):
+            return row
+    return {}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
 
 
 def _open_parquet(path: str, file: BinaryIO, columns: list[str]) -> pq.ParquetFile:
@@ -248,14 +286,9 @@ def _read_jsonl(path: str, file: BinaryIO, columns: list[str], _: int | None) ->
 
 def _guess_schema(block: bytes, columns: list[str]) -> pa.Schema:
     """The columns' types in the first row that can be read; rows that differ are read one by one."""
-    for line in block.split(b"\n", 100)[:100]:
-        try:
-            row = json.loads(line)
-            whole = {name for name in columns if isinstance(row.get(name), int)}
-            return pa.schema([(name, pa.int64() if name in whole else pa.string()) for name in columns])
-        except (ValueError, AttributeError):
-            continue
-    return pa.schema([(name, pa.string()) for name in columns])
+    row = _first_object(block.split(b"\n", _LINES_A_PIECE))
+    whole = {name for name in columns if isinstance(row.get(name), int) and not isinstance(row[name], bool)}
+    return pa.schema([(name, pa.int64() if name in whole else pa.string()) for name in columns])
 
 
 def _parse_jsonl(path: str, block: bytes, line: int, schema: pa.Schema, columns: list[str]) -> Iterator[Item]:
@@ -276,7 +309,9 @@ def _parse_jsonl(path: str, block: bytes, line: int, schema: pa.Schema, columns:
 
 def _fast_json(block: bytes, schema: pa.Schema) -> pa.RecordBatch:
     if not block.strip():
-        return pa.RecordBatch.from_pydict({name: pa.array([], kind) for name, kind in zip(schema.names, schema.types)})
+        return pa.RecordBatch.from_pydict(
+            {name: pa.array([], kind) for name, kind in zip(schema.names, schema.types, strict=True)}
+        )
     table = pa.json.read_json(
         pa.BufferReader(block),
         read_options=pa.json.ReadOptions(use_threads=False, block_size=max(len(block) + 1, 1024)),

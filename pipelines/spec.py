@@ -108,7 +108,9 @@ class Spec(Terms):
                 f"windows overlap: every event is in {overlap} of them, and what is spent on a unit adds up over these"
             )
         if self.dead_letters is None:
-            found.append("dead_letters is not set: rows that cannot be read are counted, not kept; write dead_letters: dead/")
+            found.append(
+                "dead_letters is not set: rows that cannot be read are counted, not kept; write dead_letters: dead/"
+            )
         return found
 
 

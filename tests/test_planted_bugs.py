@@ -8,17 +8,17 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+
 from tests.exact import test_truncated_geometric as exact
 from tests.statistical import test_end_to_end as end_to_end
 from tests.transforms import test_bounding as bounding
 from tests.transforms import test_one_firing as one_firing
 from tests.transforms import test_same_bytes as same_bytes
 from tests.transforms.running import release
-
 from tidegate.mechanisms import truncated_geometric
 from tidegate.mechanisms.mechanism import Bounds
 from tidegate.mechanisms.noise import Noise
-from tidegate.transforms import bound, count, gate, seal
+from tidegate.transforms import bound, count, decode, gate, seal
 
 
 def caught(test: Callable[..., None], *arguments: Any) -> None:
@@ -73,7 +73,7 @@ def test_a_second_draw_on_retry_is_caught(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_bounding_skipped_for_one_bundle_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = bound.make_bounder
+    real = decode.make_bounder
     made = iter(range(10**6))
 
     def planted(terms: Any, key: bytes) -> Any:

@@ -30,7 +30,7 @@ class _ArrowCoder(coders.Coder):
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, batch.schema) as writer:
             writer.write_batch(batch)
-        return sink.getvalue().to_pybytes()
+        return bytes(sink.getvalue().to_pybytes())
 
     def decode(self, encoded: bytes) -> Any:
         with pa.ipc.open_stream(pa.py_buffer(encoded)) as reader:
@@ -77,9 +77,7 @@ class RowsCoder(_ArrowCoder):
         )
     )
     from_batch = staticmethod(
-        lambda batch: Rows(
-            batch.column("key"), *(np.asarray(batch.column(name)) for name in ("value", "low", "high"))
-        )
+        lambda batch: Rows(batch.column("key"), *(np.asarray(batch.column(name)) for name in ("value", "low", "high")))
     )
 
 
@@ -92,7 +90,7 @@ class ReleaseCoder(coders.Coder):
         schema = value.rows.schema.with_metadata({"release": json.dumps(header)})
         with pa.ipc.new_stream(sink, schema) as writer:
             writer.write_table(value.rows)
-        return sink.getvalue().to_pybytes()
+        return bytes(sink.getvalue().to_pybytes())
 
     def decode(self, encoded: bytes) -> Release:
         with pa.ipc.open_stream(pa.py_buffer(encoded)) as reader:

@@ -136,17 +136,24 @@ def _texts(values: pa.Array, missing: Fault) -> tuple[pa.Array, Faults]:
         fault[(fault == 0) & invalid] = Fault.invalid_utf8
         return texts, fault
     if (
-        pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_date(kind)
-        or pa.types.is_timestamp(kind) or pa.types.is_decimal(kind)
+        pa.types.is_integer(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_date(kind)
+        or pa.types.is_timestamp(kind)
+        or pa.types.is_decimal(kind)
     ):
         return values.cast(pa.string()).fill_null(""), fault
     return pa.array([""] * len(values), pa.string()), np.full(len(values), Fault.wrong_type, np.uint8)
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return (
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-        or pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
+    return bool(
+        pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_string_view(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_fixed_size_binary(kind)
         or pa.types.is_binary_view(kind)
     )
 
@@ -253,7 +260,9 @@ def _read_rfc3339(texts: pa.Array, fault: Faults) -> tuple[Codes, Faults]:
             pass
     likely = pc.match_substring_regex(present, _LIKELY_RFC3339)
     micros, fault = _scaled(
-        pc.if_else(likely, present, "1970-01-01T00:00:00Z").cast(pa.timestamp("us", "UTC")).cast(pa.int64()), "us", fault
+        pc.if_else(likely, present, "1970-01-01T00:00:00Z").cast(pa.timestamp("us", "UTC")).cast(pa.int64()),
+        "us",
+        fault,
     )
     for row in np.flatnonzero(~likely.to_numpy(zero_copy_only=False)):
         micros[row], fault[row] = _read_one_rfc3339(present[row].as_py())

@@ -43,7 +43,9 @@ class Contributions:
         return "Contributions(withheld)"
 
     @staticmethod
-    def gather(window: Codes, unit: Codes, key: Codes, count: Codes | None, units: Ids, keys: pa.Array) -> Contributions:
+    def gather(
+        window: Codes, unit: Codes, key: Codes, count: Codes | None, units: Ids, keys: pa.Array
+    ) -> Contributions:
         """Rows in any order, repeated or not; without counts each row stands for one event."""
         window, unit, key, count = _sum_distinct(window, unit, key, count, len(units), len(keys))
         return Contributions(window, unit, key, count, units, keys)
@@ -153,7 +155,7 @@ class Bounder:
         bits = max(1, int(len(sizes) - 1).bit_length())
         packed = (group << np.uint64(64 - bits)) | (rank[:, 0] >> np.uint64(bits))
         limit = np.sort(packed)[starts + self._bounds.keys - 1]
-        keep = packed <= np.repeat(limit, sizes)
+        keep: npt.NDArray[np.bool_] = packed <= np.repeat(limit, sizes)
         if int(keep.sum()) != len(sizes) * self._bounds.keys:
             # Two ranks agree in their leading bits: decide by all of them.
             order = np.lexsort((rank[:, 1], rank[:, 0], group))
@@ -259,9 +261,10 @@ def _compact(codes: Codes, size: int) -> tuple[Codes, Codes]:
 
 def _recode(codes: Sequence[Codes], sizes: Sequence[int], indices: pa.Array) -> Codes:
     """Codes of several dictionaries → codes of the one dictionary that `indices` maps their concatenation to."""
-    mapping = indices.to_numpy().astype(np.int64)
+    mapping: Codes = indices.to_numpy().astype(np.int64)
     offsets = np.cumsum([0, *sizes[:-1]])
-    return mapping[np.concatenate([code + offset for code, offset in zip(codes, offsets, strict=True)])]
+    recoded: Codes = mapping[np.concatenate([code + offset for code, offset in zip(codes, offsets, strict=True)])]
+    return recoded
 
 
 def _as_binary(ids: Ids) -> pa.Array:
@@ -270,7 +273,9 @@ def _as_binary(ids: Ids) -> pa.Array:
 
 
 def _as_ids(binary: pa.Array) -> Ids:
-    return np.frombuffer(binary.buffers()[1], dtype="<u8", offset=16 * binary.offset, count=2 * len(binary)).reshape(-1, 2)
+    return np.frombuffer(binary.buffers()[1], dtype="<u8", offset=16 * binary.offset, count=2 * len(binary)).reshape(
+        -1, 2
+    )
 
 
 def to_batch(rows: Contributions) -> pa.RecordBatch:

@@ -57,9 +57,7 @@ class CountFn(beam.DoFn):
         self._hash = KeyedHash(derive_key(stage_key(self._terms, self._secret), "digest"))
 
     @withheld("count")
-    def process(
-        self, element: tuple[int, Iterable[ExactTable]], pane: Any = beam.DoFn.PaneInfoParam
-    ) -> Iterator[Any]:
+    def process(self, element: tuple[int, Iterable[ExactTable]], pane: Any = beam.DoFn.PaneInfoParam) -> Iterator[Any]:
         if not is_first_firing(pane):
             return
         table = ExactTable.merge(list(element[1]))

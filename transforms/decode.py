@@ -110,9 +110,9 @@ class Decode(beam.PTransform[Any, Any]):
         self._terms, self._secret, self._shards = terms, secret, shards
 
     def expand(self, batches: Any) -> Any:
-        return batches | "Decode" >> beam.ParDo(
-            DecodeFn(self._terms, self._secret, self._shards)
-        ).with_output_types(tuple[int, Contributions], dead=DeadLetter).with_outputs(DEAD, main="contributions")
+        return batches | "Decode" >> beam.ParDo(DecodeFn(self._terms, self._secret, self._shards)).with_output_types(
+            tuple[int, Contributions], dead=DeadLetter
+        ).with_outputs(DEAD, main="contributions")
 
 
 class DecodeFn(beam.DoFn):

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 # The rules of pydantic as authors of specs would put them.
@@ -52,7 +51,9 @@ def withheld(stage: str) -> Callable[[Method], Method]:
     def hide(problem: Exception) -> SafeError:
         if isinstance(problem, SafeError):
             return problem
-        return SafeError(f"{stage} failed with {type(problem).__name__}; the message is withheld, as it may quote a record")
+        return SafeError(
+            f"{stage} failed with {type(problem).__name__}; the message is withheld, as it may quote a record"
+        )
 
     def wrap(method: Method) -> Method:
         if inspect.isgeneratorfunction(method):

@@ -56,9 +56,8 @@ class Seal(beam.PTransform[Any, Any]):
     def expand(self, rows: Any) -> Any:
         return (
             rows
-            | "By window" >> beam.ParDo(NumberWindowFn(self._terms.window.windows)).with_output_types(
-                tuple[int, tuple[int, Rows]]
-            )
+            | "By window"
+            >> beam.ParDo(NumberWindowFn(self._terms.window.windows)).with_output_types(tuple[int, tuple[int, Rows]])
             | "Whole window" >> beam.GroupByKey()
             | "Seal" >> beam.ParDo(SealFn(self._terms)).with_output_types(Release)
         )
@@ -95,7 +94,9 @@ class SealFn(beam.DoFn):
             for number in range(len(self._terms.mechanisms))
         ]
         table = pa.concat_tables(tables).combine_chunks()
-        yield Release(window, self._terms.window.windows.folder(window), table, manifest(self._terms, window, len(table)))
+        yield Release(
+            window, self._terms.window.windows.folder(window), table, manifest(self._terms, window, len(table))
+        )
 
     def _table(self, window: int, number: int, rows: Rows) -> pa.Table:
         terms = self._terms

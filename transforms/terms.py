@@ -6,6 +6,7 @@ terms, hence the same digest, hence the same bytes.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import json
@@ -52,16 +53,12 @@ def _positive(seconds: int) -> int:
 def parse_instant(value: object) -> datetime:
     """'2026-01-01T02:00:00+02:00' → midnight in UTC."""
     if isinstance(value, str):
-        try:
+        with contextlib.suppress(ValueError):
             value = datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", value))
-        except ValueError:
-            pass
     if not isinstance(value, datetime):
         raise ValueError(f"must be an RFC 3339 time, not {shown(value)}; write 2026-01-01T00:00:00Z")
     if value.tzinfo is None:
-        raise ValueError(
-            f"must say its offset from UTC, and {value.isoformat()} does not; write {value.isoformat()}Z"
-        )
+        raise ValueError(f"must say its offset from UTC, and {value.isoformat()} does not; write {value.isoformat()}Z")
     if not 1900 <= value.year < 2200:  # as for events
         raise ValueError(f"must be in the years 1900 to 2199, not {value.isoformat()}; write 2026-01-01T00:00:00Z")
     if value.microsecond:
@@ -297,9 +294,6 @@ def _build(place: str, terms: MechanismTerms, roles: Any, bounds: Bounds) -> Mec
         elif ";" not in sentence:
             usual = fields["mechanism"]
             sentence += "; leave it out" if usual.is_required() else f"; write {usual.default}"
-    except ArithmeticError:
-        field = "epsilon"
-        sentence = f"must be large enough to calibrate noise by, not {shown(terms.epsilon)}; write epsilon: 1.0"
     raise MechanismError(f"{place}.{field}", sentence)
 
 

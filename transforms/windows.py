@@ -64,7 +64,7 @@ class Windows:
 
     def carried(self, carrier: BoundedWindow) -> int:
         """The number of the window that a carrier stands for."""
-        return (carrier.end.micros - self.grace - self.size - self.start) // self.every
+        return int(carrier.end.micros - self.grace - self.size - self.start) // self.every
 
     def into_carriers(self) -> beam.WindowInto:
         """Fixed windows, one firing, nothing late: whatever the caller's pipeline had is replaced."""

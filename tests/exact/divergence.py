@@ -13,7 +13,6 @@ from itertools import product
 from math import lcm, prod
 
 
-
 @dataclass(frozen=True)
 class Distribution:
     """Masses as whole numbers over a common total: exact, and much faster than fractions."""

@@ -6,10 +6,10 @@ weighting by the intervals' lengths gives the exact distribution of the very cod
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from fractions import Fraction
-from itertools import product
+from itertools import pairwise, product
 from math import prod
 
 import numpy as np
@@ -24,7 +24,7 @@ ALL_WORDS = 2**WORD_BITS
 class WordsAsGiven(Noise):
     """Hands out chosen words; identifiers are row numbers."""
 
-    def __init__(self, rows: list[tuple[int, ...]]) -> None:
+    def __init__(self, rows: Sequence[tuple[int, ...]]) -> None:
         table = np.array([[(word >> 64, word % 2**64) for word in row] for row in rows], dtype=np.uint64)
         self._table = table
 
@@ -38,7 +38,7 @@ class WordsAsGiven(Noise):
 def intervals(thresholds: set[int]) -> list[tuple[int, int]]:
     """(first word, length) of the parts that the thresholds cut the words into."""
     edges = sorted({0, *thresholds, ALL_WORDS})
-    return [(low, high - low) for low, high in zip(edges, edges[1:], strict=False) if high > low]
+    return [(low, high - low) for low, high in pairwise(edges) if high > low]
 
 
 def drawn_distribution(distribution: BoundedGeometric) -> list[Fraction]:

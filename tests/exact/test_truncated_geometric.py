@@ -8,8 +8,8 @@ from itertools import product
 from math import exp, expm1
 
 import pytest
-from tests.exact.divergence import delta_between, joint, release_of_one_key
 
+from tests.exact.divergence import delta_between, joint, release_of_one_key
 from tidegate.mechanisms.mechanism import Bounds
 from tidegate.mechanisms.noise import BoundedGeometric
 from tidegate.mechanisms.truncated_geometric import TruncatedGeometric, calibrate, exact_delta
@@ -19,7 +19,14 @@ KNOWN = [(0.05, 1e-19, 1, 1, 802), (1.0, 1e-5, 1, 1, 11), (1.0, 1e-5, 3, 1, 33),
 ONE_KEY = [(e, d, 1, c) for e in (0.1, 0.7, 1.0, 3.0, 20.0) for d in (1e-3, 1e-6, 1e-12) for c in (1, 2, 5)]
 ONE_KEY = [point for point in ONE_KEY if point[0] > 0.1 or point[1] > 1e-12]  # half-widths in the thousands
 ONE_KEY.append((0.05, 1e-19, 1, 1))
-SEVERAL_KEYS = [(1.0, 1e-2, 2, 1), (2.0, 1e-3, 2, 2), (3.0, 1e-2, 3, 1), (8.0, 1e-6, 3, 1), (0.5, 0.2, 2, 1), (1.0, 1e-5, 3, 1)]
+SEVERAL_KEYS = [
+    (1.0, 1e-2, 2, 1),
+    (2.0, 1e-3, 2, 2),
+    (3.0, 1e-2, 3, 1),
+    (8.0, 1e-6, 3, 1),
+    (0.5, 0.2, 2, 1),
+    (1.0, 1e-5, 3, 1),
+]
 
 
 def gate(epsilon: float, delta: float, keys: int, per_key: int) -> TruncatedGeometric:
@@ -29,7 +36,7 @@ def gate(epsilon: float, delta: float, keys: int, per_key: int) -> TruncatedGeom
 def worst_delta_one_key(distribution: BoundedGeometric, epsilon: float, c: int) -> Fraction:
     """Over every count a key can have and everything one unit can add to it."""
     k, noise = distribution.k, distribution.pmf()
-    counts = range(2 * k + c + 2)
+    counts = list(range(2 * k + c + 2))
     if k > 40:
         # Where something can change: nothing there yet, around the threshold, and where a key is sure to appear.
         counts = sorted({*range(c + 2), *range(k - c, k + c + 3), *range(2 * k - c, 2 * k + c + 2)})

@@ -110,7 +110,7 @@ FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (
         "epsilon beyond arithmetic",
         {"gate.epsilon": 1e-300},
-        "gate.epsilon must be large enough to calibrate noise by, not 1e-300; write epsilon: 1.0",
+        "gate.epsilon must be at least 1e-30 and finite, not 1e-300; write a number such as 1.0",
     ),
     ("epsilon missing", {"gate.epsilon": GONE}, "gate.epsilon is required and missing; write epsilon: 1.0"),
     ("delta zero", {"gate.delta": 0}, "gate.delta must be above 0, not 0; write delta: 1e-9"),
@@ -178,7 +178,7 @@ FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (
         "then with an unknown mechanism",
         {"then": [{"mechanism": "count", "epsilon": 1}]},
-        "then[0].mechanism must be one of truncated-geometric, not 'count'; leave it out",
+        "then[0].mechanism must be an installed per-key or per-window mechanism, not 'count'; leave it out",
     ),
     (
         "then with a gate",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-from tests.statistical.chi_squared import p_value
 
+from tests.statistical.chi_squared import p_value
 from tidegate.mechanisms.keyed import KeyedHash
 from tidegate.mechanisms.mechanism import Bounds
 from tidegate.transforms.contributions import Bounder, Contributions

@@ -7,10 +7,10 @@ from fractions import Fraction
 import numpy as np
 import pyarrow as pa
 import pytest
+
 from tests.exact.divergence import delta_between, release_of_one_key
 from tests.statistical.chi_squared import miss_probability, p_value
 from tests.transforms.running import T0, release, terms, values
-
 from tidegate.mechanisms.truncated_geometric import TruncatedGeometric
 from tidegate.transforms import make_terms
 

@@ -8,8 +8,8 @@ from decimal import Decimal
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.statistical.chi_squared import miss_probability, p_value
 
+from tests.statistical.chi_squared import miss_probability, p_value
 from tidegate.mechanisms.keyed import Ids, KeyedHash
 from tidegate.mechanisms.noise import BoundedGeometric, Noise
 
@@ -22,7 +22,9 @@ def identifiers(number: int) -> Ids:
     return KeyedHash(bytes(32))(pa.array([str(i) for i in range(number)]))
 
 
-def histogram(drawn: np.ndarray[tuple[int, ...], np.dtype[np.int64]], k: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+def histogram(
+    drawn: np.ndarray[tuple[int, ...], np.dtype[np.int64]], k: int
+) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
     return np.bincount(drawn + k, minlength=2 * k + 1)
 
 

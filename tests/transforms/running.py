@@ -8,8 +8,8 @@ from typing import Any
 import apache_beam as beam
 from apache_beam.runners.direct.direct_runner import BundleBasedDirectRunner
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-from tests.collecting import Collected
 
+from tests.collecting import Collected
 from tidegate.transforms import PrivateReleases, Release, Secret
 
 TERMS: dict[str, Any] = {

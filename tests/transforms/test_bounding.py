@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.transforms.running import NEARLY_EXACT, T0, release, values
 
+from tests.transforms.running import NEARLY_EXACT, T0, release, values
 from tidegate.mechanisms.keyed import KeyedHash
 from tidegate.mechanisms.mechanism import Bounds
 from tidegate.transforms.contributions import Bounder, Contributions, Gathering, from_batch, to_batch
@@ -40,7 +41,10 @@ def test_events_count_up_to_the_bound_of_a_key(per_key: int, expected: float) ->
     # 50 units do the same thing seven times each, in three bundles.
     events = [{"user": f"u{u}", "term": "t", "at": T0 + i} for i in range(7) for u in range(50)]
     found = release(
-        events, bundles=3, bound={"keys": 1, "per_key": per_key}, gate={**NEARLY_EXACT, "epsilon": 1000.0, "measure": "events"}
+        events,
+        bundles=3,
+        bound={"keys": 1, "per_key": per_key},
+        gate={**NEARLY_EXACT, "epsilon": 1000.0, "measure": "events"},
     )
     assert values(found[0]) == {"t": expected}
 
@@ -52,9 +56,11 @@ KEYS = pa.array([f"k{i}" for i in range(10)])
 
 
 def contributions(events: list[Row]) -> Contributions:
-    window, unit, key = (np.array(column, dtype=np.int64) for column in zip(*events, strict=True)) if events else (
-        np.zeros(0, np.int64),
-    ) * 3
+    window, unit, key = (
+        (np.array(column, dtype=np.int64) for column in zip(*events, strict=True))
+        if events
+        else (np.zeros(0, np.int64),) * 3
+    )
     return Contributions.gather(window, unit, key, None, UNITS, KEYS)
 
 
@@ -75,7 +81,7 @@ def test_bounding_parts_and_then_the_whole_equals_bounding_the_whole(
     bounder = Bounder(b"b" * 32, Bounds(keys, per_key), 0)
     whole = as_dict(bounder(contributions(events)))
     edges = [0, *sorted(cuts), len(events)]
-    parts = [events[begin:end] for begin, end in zip(edges, edges[1:], strict=False)]
+    parts = [events[begin:end] for begin, end in pairwise(edges)]
     gathering = Gathering(bounder)
     for part in reversed(parts):
         gathering.add(from_batch(to_batch(bounder(contributions(part)))))

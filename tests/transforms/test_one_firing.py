@@ -11,8 +11,8 @@ from apache_beam.options.pipeline_options import PipelineOptions, StandardOption
 from apache_beam.testing import test_stream
 from apache_beam.transforms import trigger
 from apache_beam.transforms.window import FixedWindows, GlobalWindows, Sessions, SlidingWindows, TimestampedValue
-from tests.collecting import Collected
 
+from tests.collecting import Collected
 from tidegate.transforms import PrivateReleases, Release, Secret, SpecError
 
 START = datetime(2026, 1, 1, tzinfo=timezone.utc)
@@ -28,9 +28,7 @@ TERMS: dict[str, Any] = {
 
 
 def events(second: int, users: range, term: str = "tide") -> list[TimestampedValue]:
-    return [
-        TimestampedValue({"user": f"u{user}", "term": term, "at": T0 + second}, T0 + second) for user in users
-    ]
+    return [TimestampedValue({"user": f"u{user}", "term": term, "at": T0 + second}, T0 + second) for user in users]
 
 
 def released(stream: test_stream.TestStream, before: Any = None, terms: dict[str, Any] | None = None) -> list[Release]:
@@ -90,7 +88,10 @@ def test_an_event_after_grace_is_dropped_and_does_not_fire_its_window_again(wate
 
 
 def test_order_of_arrival_does_not_matter_while_the_window_is_open() -> None:
-    orderly, disorderly = test_stream.TestStream().advance_watermark_to(T0), test_stream.TestStream().advance_watermark_to(T0)
+    orderly, disorderly = (
+        test_stream.TestStream().advance_watermark_to(T0),
+        test_stream.TestStream().advance_watermark_to(T0),
+    )
     for second in (5, 20, 70, 100):
         orderly.add_elements(events(second, range(second, second + 40)))
     for second in (100, 5, 70, 20):
@@ -158,5 +159,5 @@ def test_windows_that_would_feed_events_in_twice_are_refused_at_construction() -
     )
     pipeline = beam.Pipeline()
     source = pipeline | beam.Create([{}]) | accumulating
-    with pytest.raises(SpecError, match="fire more than once and accumulate.*write accumulation_mode"):
+    with pytest.raises(SpecError, match=r"fire more than once and accumulate.*write accumulation_mode"):
         _ = source | PrivateReleases(secret=Secret.for_tests(1), **TERMS)

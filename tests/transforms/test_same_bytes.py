@@ -11,9 +11,9 @@ import apache_beam as beam
 import numpy as np
 import pytest
 from apache_beam.runners.direct.direct_runner import BundleBasedDirectRunner
+
 from tests.collecting import Collected
 from tests.transforms.running import T0, release, terms, values
-
 from tidegate.transforms import PrivateReleases, Release, Secret
 from tidegate.transforms.coders import ReleaseCoder
 from tidegate.transforms.gate import GateFn
@@ -24,7 +24,9 @@ KEYS, USERS = 250, 45
 def events(keys: int = KEYS, users: int = USERS) -> list[dict[str, Any]]:
     """Every key is touched by `users` units of its own, so all of them are published and all have the same exact count."""
     return [
-        {"user": f"u{key}-{user}", "term": f"t{key:04}", "at": T0 + user} for key in range(keys) for user in range(users)
+        {"user": f"u{key}-{user}", "term": f"t{key:04}", "at": T0 + user}
+        for key in range(keys)
+        for user in range(users)
     ]
 
 
