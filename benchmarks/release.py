@@ -98,7 +98,7 @@ def arrow(threads: bool, dictionaries: bool) -> Run:
 
 def rows() -> Run:
     """The usual count in Beam, to its advantage: without a sink, and with the window in the key, since this runner
-    takes ten times as long over elements in Beam's own fixed windows."""
+    takes many times as long over elements in Beam's own fixed windows."""
     import apache_beam as beam
     from apache_beam.metrics import Metrics
     from apache_beam.runners.portability.fn_api_runner import FnApiRunner

@@ -311,18 +311,18 @@ class _Decoder:
         self.weight, self._decoders = 16, [self._by_fastavro]  # Python objects take many times their bytes in the file
         if all(column.plain for column in columns.values()) and all(column.flat for column in self._asked.values()):
             with suppress(*_FAILURES):  # decimals can be too wide for polars
-                self._prepare_polars(columns)
+                self._prepare_polars(list(columns.values()))
 
-    def _prepare_polars(self, columns: dict[str, _Column]) -> None:
-        plain = [{"name": column.alias, "type": column.plain} for column in columns.values()]
+    def _prepare_polars(self, columns: list[_Column]) -> None:
+        fields = [{"name": column.alias, "type": column.plain} for column in columns]
         self._header = _header(
-            json.dumps({"type": "record", "name": "c", "fields": plain}).encode(), b"null", bytes(16)
+            json.dumps({"type": "record", "name": "c", "fields": fields}).encode(), b"null", bytes(16)
         )
-        self._sample = b"".join(column.sample for column in columns.values())
-        # One column or more has to be of values that bytes read out of step do not have by chance.
-        telling = [name for name, column in columns.items() if column.flat and len(column.sample) > 4]
-        self._read = self._asked | {name: columns[name] for name in telling[:1] if not self._asked.keys() & telling}
-        self._sample_row = self._frame(1, self._sample)
+        self._sample = b"".join(column.sample for column in columns)
+        # The columns to know a sample by: those it begins with, as far as one that no bytes look like by chance.
+        telling = next(i for i, column in enumerate(columns, 1) if len(set(column.sample)) > 3)
+        self._leading = [column.alias for column in columns[:telling] if column.sample]
+        self._sample_frame = self._frame(1, self._sample)
         # fastavro may read what polars does not, such as long decimals; but it takes symbol number -1 for the last one.
         lenient = [] if any(column.symbols for column in self._asked.values()) else self._decoders
         self.weight, self._decoders = 1, [self._by_polars, *lenient]
@@ -349,30 +349,32 @@ class _Decoder:
 
     def _by_polars(self, run: list[_Block]) -> pa.RecordBatch:
         # polars is slow on small blocks, so they are made one. Behind each goes a sample record, which comes out in its
-        # place only if the block before it was read to its end and no further.
-        samples = np.cumsum([block.rows + 1 for block in run]) - 1
-        rows = int(samples[-1]) + 1
-        frame = self._frame(rows, b"".join(part for block in run for part in (block.payload, self._sample)))
-        if not frame.take(pa.array(samples)).equals(self._sample_row.take(pa.array(0 * samples))):
+        # place only if the block before it was read to its end and no further: damage stays in its block.
+        ends = np.cumsum([block.rows + 1 for block in run])
+        frame = self._frame(int(ends[-1]), b"".join(part for block in run for part in (block.payload, self._sample)))
+        samples = frame.select(self._leading)[ends - 1]
+        if not samples.equals(self._sample_frame.select(self._leading)[0 * ends]):
             raise ValueError("rows out of step")
-        kept = np.ones(rows, np.bool_)
-        kept[samples] = False
-        return frame.filter(pa.array(kept)).select(list(self._asked))
+        kept = np.ones(frame.height, np.bool_)
+        kept[ends - 1] = False
+        frame = frame.filter(pl.Series(kept))
+        arrays = [column.from_polars(frame[column.alias].to_arrow()) for column in self._asked.values()]
+        return _batch(frame.height, self._asked, arrays)
 
-    def _frame(self, rows: int, payload: bytes) -> pa.RecordBatch:
+    def _frame(self, rows: int, payload: bytes) -> pl.DataFrame:
         file = BytesIO(b"".join((self._header, *_block(rows, payload, bytes(16)))))
-        frame = pl.read_avro(file, columns=[column.alias for column in self._read.values()])
-        arrays = [column.from_polars(frame[column.alias].to_arrow()) for column in self._read.values()]
-        return _batch(rows, self._read, arrays)
+        aliases = dict.fromkeys((*self._leading, *(column.alias for column in self._asked.values())))
+        return pl.read_avro(file, columns=list(aliases))
 
     def _by_fastavro(self, run: list[_Block]) -> pa.RecordBatch:
         # Each block is read as one array, and all columns: a reader's schema would make bytes of text beside bytes.
         records: list[dict[str, Any]] = []
         for block in run:
             file = BytesIO((_long(block.rows) if block.rows else b"") + block.payload + _long(0))
-            records += fastavro.schemaless_reader(file, self._parsed, None)
-            if file.read(1):
-                raise ValueError("bytes left over")
+            found = fastavro.schemaless_reader(file, self._parsed, None)
+            if len(found) != block.rows or file.read(1):
+                raise ValueError("more than these rows")
+            records += found
         arrays = [column.from_python([record[name] for record in records]) for name, column in self._asked.items()]
         return _batch(len(records), self._asked, arrays)
 
@@ -432,13 +434,16 @@ def _plain(avro: Any, name: str) -> tuple[Any, bytes]:
             return items and {"type": "array", "items": items}, _long(1) + sample + _long(0)
         case "fixed" | "null":
             size = kind.get("size", 0)
-            return {**decimal, "type": "fixed", "name": name, "size": size}, b"~" * size
+            return {**decimal, "type": "fixed", "name": name, "size": size}, (
+                (b"\0" if decimal else b"~sample~") * size
+            )[:size]
         case "int" | "long" | "enum" as number:
-            return "long", _long({"int": 0x5A5A5A5A, "long": 0x5A5A5A5A5A5A5A5A, "enum": 0}[number])
+            own = zlib.crc32(name.encode()) >> 2 | 1 << 29  # so that no other column's sample is taken for this one's
+            return "long", _long({"int": own, "long": own << 32 | own, "enum": 0}[number])
         case "boolean" | "float" | "double" as other:
-            return other, {"boolean": b"\1", "float": b"~~~~", "double": b"~~~~~~~~"}[other]
+            return other, {"boolean": b"\1", "float": b"~sam", "double": b"~sample~"}[other]
         case "bytes" | "string" as text:
-            return {**decimal, "type": text}, b"\x10~sample~" if not decimal else b"\2~"
+            return {**decimal, "type": text}, b"\2\0" if decimal else b"\x10~sample~"
     raise ValueError("a type within itself")
 
 

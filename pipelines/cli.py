@@ -86,14 +86,12 @@ def check(spec: Path, as_json: bool) -> None:
 @click.option("--runner", default="direct", show_default=True, help="direct, or the name of a Beam runner.")
 @click.option(
     "--shards",
-    default=8,
-    show_default=True,
     type=click.IntRange(1, 4096),
-    help="Parts that units and keys are split into; releases do not depend on it.",
+    help="Parts that units and keys are split into; by default one a worker. Releases do not depend on it.",
 )
 @click.option("--verbose", is_flag=True, help="Show Beam's own messages.")
 @click.option("--quiet", is_flag=True, help="No progress, no summary.")
-def run(spec: Path, beam_options: tuple[str, ...], runner: str, shards: int, verbose: bool, quiet: bool) -> None:
+def run(spec: Path, beam_options: tuple[str, ...], runner: str, shards: int | None, verbose: bool, quiet: bool) -> None:
     """Release every window of SPEC, each exactly once. Options for Beam follow after --.
 
     Windows that are published already are left as they are, so an interrupted run is simply run again.

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import apache_beam as beam
-from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.runner import create_runner
 
@@ -56,7 +57,7 @@ def run(
     *,
     runner: str = "direct",
     beam_options: Sequence[str] = (),
-    shards: int = SHARDS,
+    shards: int | None = None,
     log: ProgressLog | None = None,
 ) -> Mapping[str, int]:
     """Release every window of the spec. Returns the operator's counters; raises SpecError or RunError."""
@@ -66,7 +67,7 @@ def run(
     chosen: Any = FnApiRunner() if runner == "direct" else runner
     try:
         pipeline = beam.Pipeline(runner=chosen, options=options)
-        assemble(pipeline, spec, files, secret, shards, log)
+        assemble(pipeline, spec, files, secret, shards or default_shards(runner, options), log)
         result = pipeline.run()
         result.wait_until_finish()
     except SpecError:
@@ -96,6 +97,13 @@ def parse_options(runner: str, arguments: Sequence[str]) -> PipelineOptions:
                 f"--runner must be direct or the name of a Beam runner, not {runner!r}; write direct"
             ) from None
     return PipelineOptions(list(arguments))
+
+
+def default_shards(runner: str, options: PipelineOptions) -> int:
+    """As many parts as there are workers on this machine; elsewhere the transform's own default."""
+    if runner != "direct":
+        return SHARDS
+    return options.view_as(DirectOptions).direct_num_workers or os.cpu_count() or 1
 
 
 class _OptionParser(argparse.ArgumentParser):

@@ -94,8 +94,10 @@ def _all(rows: int, fault: Fault) -> TextColumn:
     return TextColumn(np.zeros(rows, np.int64), pa.array([""], pa.string()), np.full(rows, fault, np.uint8))
 
 
-def read_text(column: pa.Array, missing: Fault, limit: int, empty: Fault = Fault.none) -> TextColumn:
-    """Text, or anything with one obvious text: integers, booleans, dates. `limit` is in bytes."""
+def read_text(
+    column: pa.Array, missing: Fault, limit: int, empty: Fault = Fault.none, blanks: Sequence[str] = ()
+) -> TextColumn:
+    """Text, or anything with one obvious text: integers, booleans, dates. `limit` is in bytes; `blanks` mean missing."""
     rows = len(column)
     if pa.types.is_null(column.type) or rows == 0:
         return _all(rows, missing)
@@ -111,6 +113,9 @@ def read_text(column: pa.Array, missing: Fault, limit: int, empty: Fault = Fault
     distinct = texts.dictionary_encode()
     lengths = pc.binary_length(texts).to_numpy(zero_copy_only=False)
     fault_of_value[(fault_of_value == 0) & (lengths > limit)] = Fault.oversized
+    if blanks:
+        blank = pc.is_in(texts, value_set=pa.array(list(blanks), pa.string())).to_numpy(zero_copy_only=False)
+        fault_of_value[(fault_of_value == 0) & blank] = missing
     if empty:
         fault_of_value[(fault_of_value == 0) & (lengths == 0)] = empty
     codes = column.indices.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)

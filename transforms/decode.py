@@ -99,7 +99,7 @@ class Decoder:
     ) -> TextColumn:
         if name not in batch.schema.names:
             return TextColumn.absent(len(batch))
-        return read_text(batch.column(name), missing, limit, empty)
+        return read_text(batch.column(name), missing, limit, empty, self._columns.missing)
 
 
 class Decode(beam.PTransform[Any, Any]):

@@ -56,8 +56,8 @@ class PrivateReleases(beam.PTransform[Any, Any]):
       secret: Required. What all draws hang on; the same secret gives the same releases for the same events.
       dead_letters: Optional. A transform for the rows that cannot be read (DeadLetter elements); by default they are only
         counted.
-      shards: Optional, default 8. Into how many parts units and keys are split. More shards spread a larger stream over
-        more workers; releases do not depend on it.
+      shards: Optional, default 8. Into how many parts a window's units and keys are split. More spread a larger window over
+        more workers, fewer make many small windows cheaper; releases do not depend on it.
       **fields: The terms as plain values, as a spec file has them.
 
     Input elements are Arrow record batches with the columns that the terms name, or plain dicts.

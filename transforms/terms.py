@@ -111,6 +111,7 @@ class Columns(Part):
     key: Annotated[tuple[str, ...], BeforeValidator(_key_columns)] = Field(examples=["term"])
     time: str = Field(min_length=1, examples=["at"])
     time_unit: Literal["s", "ms", "us"] | None = Field(default=None, examples=["ms"])
+    missing: tuple[str, ...] = Field(default=(), examples=["[NA]"])
     max_key_bytes: Whole = Field(default=1024, ge=1, le=65536, examples=["1024"])
 
     @model_validator(mode="after")
@@ -260,6 +261,7 @@ class Terms(Part):
             "meaning": MEANING,
             "stream": self.stream,
             "columns": {"unit": self.columns.unit, "key": self.columns.key, "time": self.columns.time},
+            "missing": sorted(self.columns.missing),
             "max_key_bytes": self.columns.max_key_bytes,
             "window": {
                 "size": self.window.size,

@@ -331,8 +331,8 @@ def nullable(avro_type: Any) -> Any:
 def test_a_flat_column_needs_no_fastavro_whatever_stands_before_it(neighbour: Any, values: list[Any], _: Any) -> None:
     for asked, asked_values, _ in FLAT:
         kind = {**asked, "name": "other"} if isinstance(asked, dict) and "name" in asked else asked
-        rows = [{"f0": value, "f1": value, "f2": last} for value in values for last in asked_values]
-        column = only(written(record(neighbour, nullable(neighbour), kind), rows), "f2")
+        rows = [{"f0": value, "f1": value, "f2": last, "f3": 1} for value in values for last in asked_values]
+        column = only(written(record(neighbour, nullable(neighbour), kind, "long"), rows), "f2")
         assert column.to_pylist() == [row["f2"] for row in rows]
 
 
@@ -534,7 +534,7 @@ def test_a_block_that_claims_other_rows_than_it_has_is_damage_and_asks_for_no_me
 
 
 @pytest.mark.parametrize("beside", ["long", ["long", "string"]], ids=["polars", "fastavro"])
-@pytest.mark.parametrize("rest", [b"\0", b"\0\0\0", b"\0\2\0", b"a"])
+@pytest.mark.parametrize("rest", [b"\0", b"\0\0\0", b"\0\2\0", b"\2\0\0\0", b"a"])
 def test_bytes_behind_the_last_row_of_a_block_are_damage(beside: Any, rest: bytes) -> None:
     row = payload_of(written(record(beside, ["null", "string"]), [{"f0": 0, "f1": None}]))
     blocks = [(1, row), (1, row + rest), (1, row)]

@@ -1,0 +1,60 @@
+# make demo     a day of simulated searches, released and held against the truth
+# make test     lint, types and every test
+# make bench    ratios against plain pyarrow and plain Beam, measured in one run
+# make profile  where the time of a run goes
+
+# The first Python on hand that Beam runs on.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \
+	$$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$p && break; done)
+VENV ?= .venv
+RUN := $(VENV)/bin/python -m
+READY := $(VENV)/ready
+
+.PHONY: demo test lint types unit bench profile test-pythons test-lowest clean
+
+demo: $(READY)
+	$(VENV)/bin/tidegate demo demo/
+
+test: lint types unit
+
+lint: $(READY)
+	$(RUN) ruff check .
+	$(RUN) ruff format --check .
+
+types: $(READY)
+	$(RUN) mypy
+
+unit: $(READY)
+	$(RUN) pytest -n auto --dist worksteal
+
+bench: $(READY)
+	$(RUN) benchmarks.release
+
+profile: $(READY)
+	$(RUN) benchmarks.stages
+
+# The environment is made anew when what it should hold has changed.
+$(READY): setup.py tidegate/version.py
+	@test -n "$(PYTHON)" || { echo "tidegate needs Python 3.10 to 3.13; install one, or name it: make PYTHON=/path/to/python"; exit 1; }
+	@echo "making an environment in $(VENV) with $(PYTHON); a minute or two"
+	$(PYTHON) -m venv --clear $(VENV)
+	$(RUN) pip install --quiet --disable-pip-version-check --upgrade pip
+	$(RUN) pip install --quiet --disable-pip-version-check --editable '.[test]'
+	@touch $@
+
+# Every supported Python on this machine.
+test-pythons:
+	@for version in 3.10 3.11 3.12 3.13; do \
+		p=$$(command -v python$$version) && $$p -c '' 2>/dev/null || { echo "python$$version: not on this machine"; continue; }; \
+		echo "python$$version"; $(MAKE) --no-print-directory PYTHON=$$p VENV=.venv-$$version unit || exit 1; \
+	done
+
+# The oldest release of every dependency that setup.py allows.
+test-lowest:
+	$(PYTHON) -m venv --clear .venv-lowest
+	.venv-lowest/bin/python -m pip install --quiet uv
+	.venv-lowest/bin/uv pip install --quiet --python .venv-lowest/bin/python --resolution lowest-direct --editable '.[test]'
+	.venv-lowest/bin/python -m pytest -n auto --dist worksteal
+
+clean:
+	rm -rf $(VENV) .venv-* demo .bench build *.egg-info

@@ -1,0 +1,68 @@
+"""Statements in the literature that docs/privacy.md calls wrong, each with the numbers that show it."""
+
+from __future__ import annotations
+
+from decimal import Decimal, localcontext
+from fractions import Fraction
+from math import ceil, exp, log
+
+import pytest
+from tests.exact.divergence import Distribution, common, delta_between
+
+from tidegate.mechanisms.mechanism import Bounds
+from tidegate.mechanisms.truncated_geometric import TruncatedGeometric
+
+
+def geometric(rate: float, reach: int) -> list[Fraction]:
+    """Two-sided geometric noise on [-reach, reach], with both tails at the ends."""
+    with localcontext() as context:
+        context.prec = 80
+        a = (-Decimal(repr(rate))).exp()
+        inside = [(1 - a) / (1 + a) * a ** abs(j) for j in range(-reach, reach + 1)]
+        inside[0] = inside[-1] = a**reach / (1 + a)
+        return [Fraction(p) for p in inside]
+
+
+def range_release(rate: float, width: int, value: int) -> Distribution:
+    """Publish value + noise if the noise stayed within the width, otherwise nothing."""
+    reach = 10 * width
+    masses, total = common(geometric(rate, reach))
+    seen: dict[object, int] = {}
+    for j, mass in zip(range(-reach, reach + 1), masses, strict=True):
+        outcome = value + j if abs(j) <= width else None
+        seen[outcome] = seen.get(outcome, 0) + mass
+    return Distribution(seen, sum(masses))
+
+
+def test_the_width_of_a_range_must_grow_with_the_sensitivity_not_shrink() -> None:
+    # Claimed for a range of half-width L and sensitivity D: delta <= exp(-(L + D - 1) epsilon / D).
+    epsilon, sensitivity, width = 1.0, 3, 8
+    claimed = exp(-(width + sensitivity - 1) * epsilon / sensitivity)
+    apart = delta_between(*(range_release(epsilon / sensitivity, width, v) for v in (0, sensitivity)), epsilon)
+    assert claimed == pytest.approx(3.567e-2, rel=1e-3)
+    assert float(apart) == pytest.approx(4.984e-2, rel=1e-3)
+    assert float(apart) > claimed
+
+
+def test_a_key_can_be_published_below_the_claimed_lower_bound() -> None:
+    # Claimed: what is published with probability p has a count of at least ln(p/delta + 1)/epsilon - 1.
+    epsilon, delta, p = 0.05, 1e-19, 0.5
+    claimed = log(p / delta + 1) / epsilon - 1
+    gate = TruncatedGeometric(Bounds(1, 1), epsilon=epsilon, delta=delta)
+    published_at = next(n for n in range(1, 2000) if gate.survival(n) >= p)
+    assert claimed == pytest.approx(860.1, abs=0.05)
+    assert published_at == 803
+    # The bound that is true: n >= ln(1 + (p/delta)(e^epsilon - 1))/epsilon.
+    assert published_at >= ceil(log(1 + p / delta * (exp(epsilon) - 1)) / epsilon)
+
+
+def test_keeping_the_number_of_events_is_not_keeping_neighbours() -> None:
+    # Claimed: a deterministic map that keeps the l1 norm can be put before any private mechanism for free.
+    def gather_by_parity(counts: tuple[int, int]) -> tuple[int, int]:
+        size = sum(counts)
+        return (size, 0) if size % 2 == 0 else (0, size)
+
+    one, other = (50, 50), (50, 51)
+    mapped = gather_by_parity(one), gather_by_parity(other)
+    assert [sum(m) for m in mapped] == [sum(one), sum(other)]
+    assert sum(abs(a - b) for a, b in zip(*mapped, strict=True)) == 201
