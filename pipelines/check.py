@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -100,12 +100,13 @@ def print_check(report: dict[str, Any], console: Console) -> None:
             f"{gate['threshold']} or more; every published count is within {gate['half_width']} of the truth, for certain",
             highlight=False,
         )
-    chances = Table(title=f"Chance that a key appears, by its {measure} in a window", title_justify="left")
+    chances = Table()
     chances.add_column(measure, justify="right")
     chances.add_column("chance", justify="right")
     for item in report["survival"]:
         chances.add_row(f"{item['count']:,}", _percent(item["chance"]))
-    console.print(Group("", chances))
+    console.print(f"\nChance that a key appears, by its {measure} in a window", highlight=False)
+    console.print(chances)
     for warning in report["warnings"]:
         console.print(f"[yellow]note[/yellow] {escape(warning)}", highlight=False)
     console.print(

@@ -6,23 +6,31 @@ touches and no more; a file that cannot be opened at all fails the run by name.
 
 from __future__ import annotations
 
+import csv
+import gzip
 import io
 import json
-from collections.abc import Iterator, Sequence
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Literal, TypeAlias
+from functools import partial
+from typing import Any, BinaryIO, Literal, TypeAlias, cast
 
 import apache_beam as beam
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet as pq
+from apache_beam.io.filesystem import CompressionTypes
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.metrics import Metrics
 
 from tidegate.pipelines import avro
 from tidegate.transforms.coders import register
-from tidegate.transforms.columns import rows_to_batches
+from tidegate.transforms.columns import ROW, rows_to_batches
 from tidegate.transforms.decode import DEAD, FIRST_ROW, SOURCE, DeadLetter
 from tidegate.transforms.problems import SafeError, SpecError, withheld
 
@@ -39,7 +47,11 @@ _BLOCK_BYTES = 8 << 20
 _HEAD_BYTES = 1 << 20
 _ROWS_A_BATCH = 1 << 19
 _LINES_A_PIECE = 128
+# What a file raises that is cut short or damaged, unlike one that cannot be reached, which is not to be passed over.
+_DAMAGE = (EOFError, gzip.BadGzipFile, zlib.error)
 Item: TypeAlias = pa.RecordBatch | DeadLetter
+Fast: TypeAlias = Callable[[bytes], pa.RecordBatch]
+Slow: TypeAlias = Callable[[list[bytes], int], Iterator[Item]]
 
 
 def guess_format(path: str) -> Format | None:
@@ -114,14 +126,32 @@ def read_file(path: str, kind: Format, columns: Sequence[str], group: int | None
     """The batches of a file, or of one of its row groups."""
     with open_file(path) as file:
         readers = {"parquet": _read_parquet, "csv": _read_csv, "jsonl": _read_jsonl, "avro": _read_avro}
-        yield from readers[kind](path, file, list(columns), group)
+        try:
+            yield from readers[kind](path, file, list(columns), group)
+        except OSError as problem:
+            raise SafeError(f"{path} cannot be read ({problem.strerror or type(problem).__name__})") from None
 
 
-def open_file(path: str) -> BinaryIO:
+@contextmanager
+def open_file(path: str) -> Iterator[BinaryIO]:
+    zipped = path.lower().endswith(".gz")
     try:
-        return FileSystems.open(path)  # type: ignore[no-any-return]
+        # Beam would take a gzip file that is cut short for a whole one.
+        raw = FileSystems.open(
+            path, compression_type=CompressionTypes.UNCOMPRESSED if zipped else CompressionTypes.AUTO
+        )
     except Exception as problem:
         raise SafeError(f"{path} cannot be opened ({type(problem).__name__})") from None
+    with raw:
+        if not zipped:
+            yield raw
+            return
+        with gzip.GzipFile(fileobj=raw) as file:
+            try:
+                file.peek(1)
+            except _DAMAGE:
+                raise SafeError(f"{path} cannot be opened, as it is not compressed with gzip or damaged") from None
+            yield cast(BinaryIO, file)
 
 
 @dataclass(frozen=True)
@@ -142,10 +172,9 @@ def peek(path: str, kind: Format) -> Peek:
             if kind == "avro":
                 fields = avro.read_schema(file)["fields"]
                 return Peek([field["name"] for field in fields], _avro_types(fields))
-            lines = file.read(_HEAD_BYTES).split(b"\n")
+            lines = _read_some(file, _HEAD_BYTES)[0].split(b"\n")
             if kind == "csv":
-                with pa.csv.open_csv(io.BytesIO(lines[0] + b"\n")) as reader:
-                    return Peek(reader.schema.names, {})
+                return Peek(_csv_names(path, lines[0]), {})
             row = _first_object(lines)
             return Peek(list(row), {name: pa.scalar(value).type for name, value in row.items() if _is_number(value)})
         except SafeError:
@@ -190,9 +219,11 @@ def _is_number(value: object) -> bool:
 
 def _open_parquet(path: str, file: BinaryIO, columns: list[str]) -> pq.ParquetFile:
     try:
+        parquet = pq.ParquetFile(file)
+        present = {parquet.schema.column(place).path for place in range(len(parquet.schema))}.intersection(columns)
         # Text comes as dictionaries, the form in which decoding wants it.
-        return pq.ParquetFile(file, read_dictionary=columns)
-    except (pa.ArrowException, OSError) as problem:
+        return pq.ParquetFile(file, metadata=parquet.metadata, read_dictionary=present) if present else parquet
+    except (pa.ArrowException, OSError, *_DAMAGE) as problem:
         raise SafeError(f"{path} cannot be opened as parquet ({type(problem).__name__})") from None
 
 
@@ -209,7 +240,9 @@ def _read_parquet(path: str, file: BinaryIO, columns: list[str], group: int | No
             for batch in parquet.iter_batches(_ROWS_A_BATCH, row_groups=[number], columns=present):
                 yield _located(batch, path, rows)
                 rows += len(batch)
-        except (pa.ArrowException, OSError):
+        except (pa.ArrowException, OSError, *_DAMAGE) as problem:
+            if getattr(problem, "errno", None):  # of the system, not of Arrow
+                raise
             yield DeadLetter("unreadable", path, rows, "")
 
 
@@ -219,69 +252,169 @@ def _read_avro(path: str, file: BinaryIO, columns: list[str], _: int | None) -> 
     except avro.AvroError:
         raise SafeError(f"{path} cannot be opened as avro") from None
     with open_file(path) as again:
-        for first_row, item in avro.read_batches(again, columns):
-            if isinstance(item, avro.Damaged):
-                yield DeadLetter(item.reason, path, first_row, "")
-            else:
-                yield _located(item, path, first_row)
+        try:
+            for first_row, item in avro.read_batches(again, columns):
+                if isinstance(item, avro.Damaged):
+                    yield DeadLetter(item.reason, path, first_row, "")
+                else:
+                    yield _located(item, path, first_row)
+        except _DAMAGE:
+            yield DeadLetter("truncated", path, None, "")
 
 
 def _read_csv(path: str, file: BinaryIO, columns: list[str], _: int | None) -> Iterator[Item]:
-    malformed: list[DeadLetter] = []
+    names: list[str] = []
+    for item in _read_lines(path, file, header=True):
+        if isinstance(item, DeadLetter):
+            yield item
+            continue
+        row, block = item
+        if row < 0:
+            header, more, block = block.partition(b"\n")
+            names, row = _csv_names(path, header), 0
+            if not more:
+                continue
+        present = [name for name in columns if name in names]
+        yield from _parse(
+            path, block, row, partial(_fast_csv, names, present), partial(_slow_csv, path, names, present)
+        )
 
-    def skip(row: Any) -> str:
-        malformed.append(DeadLetter("malformed", path, row.number, row.text))
-        return "skip"
 
-    names = peek(path, "csv").names
-    present = [name for name in columns if name in names]
-    rows = 0
+def _csv_names(path: str, header: bytes) -> list[str]:
     try:
-        with pa.csv.open_csv(
-            file,
-            read_options=pa.csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
-            parse_options=pa.csv.ParseOptions(invalid_row_handler=skip),
-            convert_options=pa.csv.ConvertOptions(
-                include_columns=present,
-                # Bytes, since text that is not UTF-8 would fail the whole block.
-                column_types=dict.fromkeys(present, pa.binary()),
-                null_values=[""],
-                strings_can_be_null=True,
-            ),
-        ) as reader:
-            while True:
-                try:
-                    batch = reader.read_next_batch()
-                except StopIteration:
-                    break
-                yield _located(batch, path, rows)
-                rows += len(batch)
-                yield from malformed
-                malformed.clear()
-    except (pa.ArrowException, OSError, EOFError):
-        yield DeadLetter("truncated", path, rows, "")
-    yield from malformed
+        with pa.csv.open_csv(io.BytesIO(header + b"\n")) as reader:
+            return list(reader.schema.names)
+    except (pa.ArrowException, UnicodeDecodeError) as problem:
+        raise SafeError(f"{path} cannot be read as csv ({type(problem).__name__})") from None
+
+
+def _fast_csv(names: list[str], present: list[str], block: bytes) -> pa.RecordBatch:
+    if _open_quote(block):
+        raise pa.ArrowInvalid("a quoted value has no end")
+    table = pa.csv.read_csv(
+        pa.BufferReader(block),
+        read_options=pa.csv.ReadOptions(use_threads=False, block_size=len(block) + 1, column_names=names),
+        convert_options=pa.csv.ConvertOptions(
+            include_columns=present,
+            # Bytes, since text that is not UTF-8 would fail the whole block.
+            column_types=dict.fromkeys(names, pa.binary()),
+            null_values=[""],
+            strings_can_be_null=True,
+        ),
+    )
+    return _a_row_a_line(table, block)
+
+
+def _slow_csv(path: str, names: list[str], present: list[str], lines: list[bytes], first: int) -> Iterator[Item]:
+    rows, numbers, at = [], [], 0
+    while at < len(lines):
+        fields, used = _csv_fields(lines[at : at + _LINES_A_PIECE])
+        if len(fields) == len(names):
+            rows.append([fields[names.index(name)] or None for name in present])
+            numbers.append(first + at)
+        elif lines[at].strip():
+            # An open quote costs its own line, not all lines up to the next quote.
+            yield DeadLetter("malformed", path, first + at, lines[at].decode(errors="backslashreplace"))
+            used = 1
+        at += used
+    columns = [pa.array([row[place] for row in rows], pa.binary()) for place in range(len(present))]
+    yield _located(pa.RecordBatch.from_arrays([*columns, pa.array(numbers, pa.int64())], [*present, ROW]), path, first)
+
+
+def _csv_fields(lines: list[bytes]) -> tuple[list[bytes], int]:
+    """The fields of the row that begins here, and how many lines it takes; no fields if it makes no sense."""
+    if b'"' not in lines[0]:
+        return lines[0].removesuffix(b"\r").split(b","), 1
+    csv.field_size_limit(sys.maxsize)
+    # As lenient as Arrow within a line. Strict over several, as there a quote may be one that somebody forgot.
+    for lenient, some in ((True, lines[:1]), (False, lines)):
+        texts = [*(line.decode("latin-1") + "\n" for line in some), ""]  # a row that takes the last one too is open
+        reader = csv.reader(texts, strict=not lenient)
+        try:
+            fields = next(reader)
+        except csv.Error:
+            break
+        if reader.line_num < len(texts):
+            return [field.encode("latin-1") for field in fields], reader.line_num
+    return [], 1
+
+
+def _read_lines(path: str, file: BinaryIO, header: bool = False) -> Iterator[tuple[int, bytes] | DeadLetter]:
+    """Whole lines, many at a time, and the number of the first; a header is number -1. Damage is the end of a file."""
+    line, rest, damage = -1 if header else 0, b"", ""
+    while not damage:
+        some, damage = _read_some(file, _BLOCK_BYTES)
+        if not some:
+            break
+        whole, newline, tail = (rest + some).rpartition(b"\n")
+        if header and not damage and _open_quote(whole):
+            # A value may go on in the next block: leave its line for that one.
+            cut = whole.rfind(b"\n", 0, whole.rfind(b'"'))
+            if cut >= 0:
+                whole, tail = whole[:cut], whole[cut + 1 :] + newline + tail
+        if newline:
+            yield line, whole
+            line += whole.count(b"\n") + 1
+        rest = tail
+    if damage:
+        yield DeadLetter(damage, path, max(line, 0), rest.decode(errors="backslashreplace"))
+    elif rest:
+        yield line, rest.removesuffix(b"\n")
+
+
+def _read_some(file: BinaryIO, size: int) -> tuple[bytes, str]:
+    """So many bytes, fewer at the end or before damage; and what damage, if any."""
+    read = getattr(file, "read1", file.read)  # which gives what there is before it stumbles
+    pieces: list[bytes] = []
+    try:
+        while size > 0 and (piece := read(size)):
+            pieces.append(piece)
+            size -= len(piece)
+    except _DAMAGE as problem:
+        return b"".join(pieces), "truncated" if isinstance(problem, EOFError) else "corrupt"
+    return b"".join(pieces), ""
+
+
+def _parse(path: str, block: bytes, line: int, fast: Fast, slow: Slow) -> Iterator[Item]:
+    """A block in one go; if a row in it is bad, in pieces; and the piece with the bad row, row by row."""
+    try:
+        yield _located(fast(block), path, line)
+        return
+    except pa.ArrowInvalid:
+        lines = block.split(b"\n")
+    begin = 0
+    while piece := lines[begin : begin + _LINES_A_PIECE]:
+        for more in lines[begin + len(piece) : begin + 2 * len(piece)]:
+            if not _open_quote(b"".join(piece)):
+                break
+            piece.append(more)  # rather than cut a value in two
+        try:
+            yield _located(fast(b"\n".join(piece)), path, line + begin)
+        except pa.ArrowInvalid:
+            yield from slow(piece, line + begin)
+        begin += len(piece)
+
+
+def _open_quote(text: bytes) -> bool:
+    return bool(np.count_nonzero(np.frombuffer(text, np.uint8) == ord('"')) % 2)
+
+
+def _a_row_a_line(table: pa.Table, block: bytes) -> pa.RecordBatch:
+    """The table as a batch if its rows can be numbered by lines: no blank ones, none within a value."""
+    if len(table) != block.count(b"\n") + 1:
+        raise pa.ArrowInvalid("rows and lines differ")
+    return table.combine_chunks().to_batches()[0]
 
 
 def _read_jsonl(path: str, file: BinaryIO, columns: list[str], _: int | None) -> Iterator[Item]:
-    line, rest, schema = 0, b"", None
-    while True:
-        try:
-            block = file.read(_BLOCK_BYTES)
-        except (OSError, EOFError, ValueError) as problem:
-            del problem
-            yield DeadLetter("truncated", path, line, "")
-            block = b""
-        if not block:
-            break
-        whole, newline, tail = (rest + block).rpartition(b"\n")
-        if newline:
-            schema = schema or _guess_schema(whole, columns)
-            yield from _parse_jsonl(path, whole, line, schema, columns)
-            line += whole.count(b"\n") + 1
-        rest = tail
-    if rest.strip():
-        yield from _parse_jsonl(path, rest, line, schema or _guess_schema(rest, columns), columns)
+    schema = None
+    for item in _read_lines(path, file):
+        if isinstance(item, DeadLetter):
+            yield item
+        else:
+            line, block = item
+            schema = schema or _guess_schema(block, columns)
+            yield from _parse(path, block, line, partial(_fast_json, schema), partial(_slow_json, path, schema))
 
 
 def _guess_schema(block: bytes, columns: list[str]) -> pa.Schema:
@@ -291,51 +424,35 @@ def _guess_schema(block: bytes, columns: list[str]) -> pa.Schema:
     return pa.schema([(name, pa.int64() if name in whole else pa.string()) for name in columns])
 
 
-def _parse_jsonl(path: str, block: bytes, line: int, schema: pa.Schema, columns: list[str]) -> Iterator[Item]:
-    """A block in one go; if a row in it is bad, in pieces; and the piece with the bad row, row by row."""
-    try:
-        yield _located(_fast_json(block, schema), path, line)
-        return
-    except pa.ArrowInvalid:
-        pass
-    lines = block.split(b"\n")
-    for begin in range(0, len(lines), _LINES_A_PIECE):
-        piece = lines[begin : begin + _LINES_A_PIECE]
-        try:
-            yield _located(_fast_json(b"\n".join(piece), schema), path, line + begin)
-        except pa.ArrowInvalid:
-            yield from _slow_json(path, piece, line + begin, columns)
-
-
-def _fast_json(block: bytes, schema: pa.Schema) -> pa.RecordBatch:
-    if not block.strip():
-        return pa.RecordBatch.from_pydict(
-            {name: pa.array([], kind) for name, kind in zip(schema.names, schema.types, strict=True)}
-        )
+def _fast_json(schema: pa.Schema, block: bytes) -> pa.RecordBatch:
     table = pa.json.read_json(
         pa.BufferReader(block),
         read_options=pa.json.ReadOptions(use_threads=False, block_size=max(len(block) + 1, 1024)),
         parse_options=pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
     )
-    return table.combine_chunks().to_batches()[0]
+    return _a_row_a_line(table, block)
 
 
-def _slow_json(path: str, lines: list[bytes], first: int, columns: list[str]) -> Iterator[Item]:
+def _slow_json(path: str, schema: pa.Schema, lines: list[bytes], first: int) -> Iterator[Item]:
     rows, numbers = [], []
     for number, line in enumerate(lines, start=first):
         if not line.strip():
             continue
+        reason = "malformed"
         try:
             row = json.loads(line.decode())
         except UnicodeDecodeError:
-            yield DeadLetter("invalid_utf8", path, number, line.decode(errors="backslashreplace"))
-            continue
+            row, reason = None, "invalid_utf8"
         except (ValueError, RecursionError):
             row = None
         if isinstance(row, dict):
             rows.append(row)
             numbers.append(number)
-        else:
-            yield DeadLetter("malformed", path, number, line.decode(errors="backslashreplace"))
-    for batch in rows_to_batches(rows, columns, numbers):
+            continue
+        try:
+            # What is wrong may be in a column that nobody asked for.
+            yield _located(_fast_json(schema, line), path, number)
+        except pa.ArrowInvalid:
+            yield DeadLetter(reason, path, number, line.decode(errors="backslashreplace"))
+    for batch in rows_to_batches(rows, schema.names, numbers):
         yield _located(batch, path, first)

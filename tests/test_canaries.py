@@ -53,7 +53,9 @@ planted_in.{method} = stumble
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "in").mkdir()
     (tmp_path / "spec.yaml").write_text(SPEC)
-    rows = [{"user": f"u{i}", "term": "popular", "at": "2026-01-01T00:30:00Z"} for i in range(EXACT_COUNT)]
+    rows: list[dict[str, str | None]] = [
+        {"user": f"u{i}", "term": "popular", "at": "2026-01-01T00:30:00Z"} for i in range(EXACT_COUNT)
+    ]
     rows += [{"user": UNIT, "term": "popular", "at": "2026-01-01T01:30:00Z"}] * 3
     rows += [{"user": f"{UNIT}-{i}", "term": KEY, "at": "2026-01-01T00:10:00Z"} for i in range(5)]
     rows += [{"user": UNIT, "term": KEY, "at": RARE_TIME}, {"user": None, "term": KEY, "at": "2026-01-01T00:10:00Z"}]
@@ -120,10 +122,10 @@ def test_dead_letters_are_whole_and_closed_to_others(folder: Path) -> None:
         ("mechanisms.truncated_geometric", "TruncatedGeometric", "release"),
     ],
 )
-def test_an_error_of_a_library_that_quotes_a_record_is_withheld(folder: Path, module: str, name: str, method: str) -> None:
-    said = run(
-        folder, FAILING.format(module=module, name=name, method=method, unit=UNIT, key=KEY, count=EXACT_COUNT)
-    )
+def test_an_error_of_a_library_that_quotes_a_record_is_withheld(
+    folder: Path, module: str, name: str, method: str
+) -> None:
+    said = run(folder, FAILING.format(module=module, name=name, method=method, unit=UNIT, key=KEY, count=EXACT_COUNT))
     assert "FAILED" in said
     assert "the message is withheld" in said
     for canary in (*CANARIES, str(EXACT_COUNT)):
@@ -133,6 +135,9 @@ def test_an_error_of_a_library_that_quotes_a_record_is_withheld(folder: Path, mo
 
 def test_the_canaries_would_be_seen(folder: Path) -> None:
     # The same error in a place that is not guarded: if this did not show, the tests above would show nothing.
-    said = run(folder, FAILING.format(module="pipelines.spec", name="Spec", method="warnings", unit=UNIT, key=KEY, count=1)
-               + "\ntry:\n    load_spec(Path('spec.yaml')).warnings()\nexcept Exception:\n    logging.exception('unguarded')\n")
+    said = run(
+        folder,
+        FAILING.format(module="pipelines.spec", name="Spec", method="warnings", unit=UNIT, key=KEY, count=1)
+        + "\ntry:\n    load_spec(Path('spec.yaml')).warnings()\nexcept Exception:\n    logging.exception('unguarded')\n",
+    )
     assert UNIT in said

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import yaml
+
 from tests.documents import ROOT, files_in
 from tests.transforms.running import T0, release, terms
-
 from tidegate.transforms import SpecError, make_terms
 
 PER_WINDOW = '''

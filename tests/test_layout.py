@@ -68,13 +68,3 @@ def test_mechanisms_do_not_pull_in_beam() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
-
-
-def test_files_stay_rooms_with_one_purpose() -> None:
-    long = {
-        str(path.relative_to(ROOT)): lines
-        for path in sources()
-        if path.parts[-2] != "tests" and "tests" not in path.parts
-        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > 560
-    }
-    assert not long

@@ -6,7 +6,8 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, time, timedelta, timezone
+from decimal import Decimal
 from enum import IntEnum
 from typing import Any
 
@@ -43,7 +44,10 @@ _OLDEST = (datetime(1900, 1, 1, tzinfo=timezone.utc) - _EPOCH) // timedelta(micr
 _NEWEST = (datetime(2200, 1, 1, tzinfo=timezone.utc) - _EPOCH) // timedelta(microseconds=1)
 _TICKS_A_MICRO = {"ns": 1000}
 _MICROS_A_TICK = {"s": 1_000_000, "ms": 1000, "us": 1}
-_RFC3339 = re.compile(r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(?:\.(\d+))?([Zz]|[+-]\d\d:\d\d)?", re.ASCII)
+# Arrow reads minutes, seconds and the parts of an offset as optional, so they are optional here.
+_RFC3339 = re.compile(
+    r"(\d{4})-(\d\d)-(\d\d)[Tt ](\d\d)(?::(\d\d)(?::(\d\d)(?:\.(\d+))?)?)?([Zz]|([+-])(\d\d)(?::?(\d\d))?)?", re.ASCII
+)
 _LIKELY_RFC3339 = (
     r"^\d{4}-((0[1-9]|1[0-2])-(0[1-9]|1\d|2[0-8])|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31)"
     r"T([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,6})?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)$"
@@ -62,19 +66,40 @@ def rows_to_batches(
     So a row of a strange type spoils no other: it ends up in a batch whose column is of that type, and is judged there.
     """
     numbers = range(len(rows)) if numbers is None else numbers
-    groups: dict[tuple[type, ...], list[int]] = {}
+    groups: dict[tuple[Any, ...], list[int]] = {}
     for place, row in enumerate(rows):
-        groups.setdefault(tuple(type(row.get(name)) for name in names), []).append(place)
+        groups.setdefault(tuple(_kind(row.get(name)) for name in names), []).append(place)
     for places in groups.values():
         columns = {name: _column([rows[place].get(name) for place in places]) for name in names}
         yield pa.RecordBatch.from_pydict({**columns, ROW: pa.array([numbers[place] for place in places], pa.int64())})
 
 
+def _kind(value: Any) -> Any:
+    """All of a value that has a say in which type Arrow finds for its column."""
+    if isinstance(value, Decimal):
+        return Decimal, value.as_tuple().exponent
+    return (datetime, value.tzinfo) if isinstance(value, datetime) else type(value)
+
+
 def _column(values: list[Any]) -> pa.Array:
+    """Values of one kind; those that Arrow has no room for as something that is judged as they should be."""
     try:
-        return pa.array(values)
-    except (pa.ArrowException, OverflowError):  # whole numbers beyond 64 bits, or a type that Arrow does not know
-        return pa.array([str(value) if isinstance(value, int) else [] for value in values])
+        column = pa.array(values)
+        if not pa.types.is_nested(column.type):
+            return column
+    except (pa.ArrowException, OverflowError, ValueError, TypeError):
+        if isinstance(values[0], int):  # beyond 64 bits
+            return pa.array([str(value) for value in values])
+        if isinstance(values[0], str):  # half a surrogate pair, which no UTF-8 has
+            return pa.array([value.encode(errors="surrogatepass") for value in values])
+    return pa.array([[_words(value)] for value in values])  # a list is of the wrong type wherever it stands
+
+
+def _words(value: object) -> str:
+    try:
+        return repr(value)
+    except RecursionError:
+        return f"a {type(value).__name__} that is nested too deeply"
 
 
 @dataclass(frozen=True)
@@ -147,7 +172,10 @@ def _texts(values: pa.Array, missing: Fault) -> tuple[pa.Array, Faults]:
         or pa.types.is_timestamp(kind)
         or pa.types.is_decimal(kind)
     ):
-        return values.cast(pa.string()).fill_null(""), fault
+        try:
+            return values.cast(pa.string()).fill_null(""), fault
+        except pa.ArrowInvalid:  # a timezone that nobody knows
+            pass
     return pa.array([""] * len(values), pa.string()), np.full(len(values), Fault.wrong_type, np.uint8)
 
 
@@ -248,12 +276,11 @@ def _scaled(ticks: pa.Array, unit: str, fault: Faults) -> tuple[Codes, Faults]:
 
 
 def _read_numbers(texts: pa.Array, unit: str, fault: Faults) -> tuple[Codes, Faults]:
-    try:
-        return _scaled(pc.if_else(pa.array(fault == 0), texts, "0").cast(pa.int64()), unit, fault)
-    except pa.ArrowInvalid:
-        digits = pc.match_substring_regex(texts, r"^-?\d{1,18}$").to_numpy(zero_copy_only=False)
-        fault[(fault == 0) & ~digits] = Fault.bad_time
-        return _scaled(pc.if_else(pa.array(fault == 0), texts, "0").cast(pa.int64()), unit, fault)
+    # Not left to the cast, which takes hexadecimal too, and has only one verdict for all rows.
+    digits = pc.match_substring_regex(texts, r"^-?\d+$").to_numpy(zero_copy_only=False)
+    fault[(fault == 0) & ~digits] = Fault.bad_time
+    fault[(fault == 0) & (pc.binary_length(texts).to_numpy(zero_copy_only=False) > 18)] = Fault.time_out_of_range
+    return _scaled(pc.if_else(pa.array(fault == 0), texts, "0").cast(pa.int64()), unit, fault)
 
 
 def _read_rfc3339(texts: pa.Array, fault: Faults) -> tuple[Codes, Faults]:
@@ -278,19 +305,19 @@ def _read_one_rfc3339(text: str) -> tuple[int, Fault]:
     found = _RFC3339.fullmatch(text)
     if not found:
         return 0, Fault.bad_time
-    day, clock, fraction, offset = found.groups()
+    *date_and_clock, fraction, offset, sign, hours, minutes = found.groups()
     if offset is None:
         return 0, Fault.time_without_offset
-    leap = clock.endswith(":60")  # a leap second is the last moment of its minute
+    year, month, day, hour, minute, second = (int(part or 0) for part in date_and_clock)
+    leap = second == 60  # a leap second is the last moment of its minute
     try:
-        moment = datetime.fromisoformat(f"{day}T{clock[:-2]}59" if leap else f"{day}T{clock}")
-        zone = "+00:00" if offset in "Zz" else offset
-        shift = datetime.fromisoformat(f"2000-01-01T00:00:00{zone}").utcoffset() or timedelta()
+        moment = datetime(year, month, day, hour, minute, 59 if leap else second, tzinfo=timezone.utc)
+        shift = time(int(hours or 0), int(minutes or 0))
     except ValueError:
         return 0, Fault.bad_time
     micros = 999_999 if leap else int((fraction or "0").ljust(6, "0")[:6])
-    value = (moment.replace(tzinfo=timezone.utc) - _EPOCH) // timedelta(microseconds=1) + micros
-    value -= shift // timedelta(microseconds=1)
+    value = (moment - _EPOCH) // timedelta(microseconds=1) + micros
+    value -= (-1 if sign == "-" else 1) * (60 * shift.hour + shift.minute) * 60_000_000
     if not _OLDEST <= value < _NEWEST:
         return 0, Fault.time_out_of_range
     return value, Fault.none

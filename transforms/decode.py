@@ -201,8 +201,17 @@ def _letters(batch: pa.RecordBatch, fault: npt.NDArray[np.uint8]) -> list[DeadLe
 def _show(value: pa.Scalar) -> Any:
     try:
         plain = value.as_py()
-    except (UnicodeDecodeError, ValueError, OverflowError):
-        plain = value.cast(pa.large_binary()).as_py() if not pa.types.is_timestamp(value.type) else value.value
+    except Exception:  # Python has no room for it: no UTF-8, no such year, an unknown timezone
+        plain = _show_otherwise(value)
     if isinstance(plain, bytes):
         return plain.decode("utf-8", errors="backslashreplace")
     return plain if isinstance(plain, (str, int, float, bool, type(None))) else str(plain)
+
+
+def _show_otherwise(value: pa.Scalar) -> Any:
+    for kind in (pa.large_binary(), pa.int64(), pa.int32()):
+        try:
+            return value.cast(kind).as_py()
+        except pa.ArrowException:
+            continue
+    return f"a {value.type} that cannot be shown"

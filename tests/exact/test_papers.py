@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from decimal import Decimal, localcontext
 from fractions import Fraction
 from math import ceil, exp, log
 
 import pytest
-from tests.exact.divergence import Distribution, common, delta_between
 
+from tests.exact.divergence import Distribution, common, delta_between
 from tidegate.mechanisms.mechanism import Bounds
 from tidegate.mechanisms.truncated_geometric import TruncatedGeometric
 
@@ -26,8 +27,8 @@ def geometric(rate: float, reach: int) -> list[Fraction]:
 def range_release(rate: float, width: int, value: int) -> Distribution:
     """Publish value + noise if the noise stayed within the width, otherwise nothing."""
     reach = 10 * width
-    masses, total = common(geometric(rate, reach))
-    seen: dict[object, int] = {}
+    masses, _ = common(geometric(rate, reach))
+    seen: dict[Hashable, int] = {}
     for j, mass in zip(range(-reach, reach + 1), masses, strict=True):
         outcome = value + j if abs(j) <= width else None
         seen[outcome] = seen.get(outcome, 0) + mass
@@ -38,7 +39,8 @@ def test_the_width_of_a_range_must_grow_with_the_sensitivity_not_shrink() -> Non
     # Claimed for a range of half-width L and sensitivity D: delta <= exp(-(L + D - 1) epsilon / D).
     epsilon, sensitivity, width = 1.0, 3, 8
     claimed = exp(-(width + sensitivity - 1) * epsilon / sensitivity)
-    apart = delta_between(*(range_release(epsilon / sensitivity, width, v) for v in (0, sensitivity)), epsilon)
+    here, there = (range_release(epsilon / sensitivity, width, value) for value in (0, sensitivity))
+    apart = delta_between(here, there, epsilon)
     assert claimed == pytest.approx(3.567e-2, rel=1e-3)
     assert float(apart) == pytest.approx(4.984e-2, rel=1e-3)
     assert float(apart) > claimed

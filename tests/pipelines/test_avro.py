@@ -543,6 +543,31 @@ def test_bytes_behind_the_last_row_of_a_block_are_damage(beside: Any, rest: byte
         assert (rows, damage) == ({0: {"f1": None}, 2: {"f1": None}}, [Damaged(1, 1, "corrupt")])
 
 
+@pytest.mark.parametrize(
+    ("types", "values"),
+    [
+        (["string", "boolean"], ["ann", True]),
+        ([["null", "long"], "long", "boolean"], [2**40, 2**40, True]),
+        ([["string", "null"], "boolean"], [None, True]),
+        (["boolean", ENUM, "int", "boolean"], [True, "A", -7, True]),
+        (["double", "boolean"], [0.0, True]),
+        ([{"type": "map", "values": "long"}, "boolean"], [{"a": 1}, True]),
+        ([["null", "boolean"], "boolean"], [True, True]),
+        ([["long", "string"], "boolean"], ["ann", True]),
+    ],
+)
+def test_rows_out_of_step_do_not_run_on_into_the_next_block(types: list[Any], values: list[Any]) -> None:
+    schema, row = record(*types), {f"f{i}": value for i, value in enumerate(values)}
+    payload = payload_of(written(schema, [row] * 3))
+    wrong = [payload[:size] for size in range(len(payload))]
+    wrong += [payload + payload[:size] for size in range(1, len(payload))]
+    for each in wrong:
+        blocks = [(3, payload), (3, each), (3, payload)]
+        rows, damage = read(container(schema, blocks), [f"f{len(types) - 1}"])
+        assert [(d.first_row, d.reason) for d in damage] == [(3, "corrupt")]
+        assert list(rows.values()) == [{f"f{len(types) - 1}": True}] * 6
+
+
 def test_the_next_marker_is_found_wherever_the_reads_cut_it() -> None:
     good = long(1) + b"a"
     for size in range(2950, 2970 + 16):  # a pipe gives a thousand bytes at a time

@@ -197,7 +197,7 @@ FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (
         "nested field unknown",
         {"columns.colour": "red"},
-        "columns.colour is not a field of the spec; the fields here are key, max_key_bytes, time, time_unit, unit",
+        "columns.colour is not a field of the spec; the fields here are key, max_key_bytes, missing, time, time_unit, unit",
     ),
     ("nested field misspelt", {"window.grase": "5m"}, "window.grase is not a field of the spec; write grace"),
     ("field of the source misspelt", {"source.file": "x"}, "source.file is not a field of the spec; write files"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import apache_beam as beam
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -12,7 +13,7 @@ from tests.exact.divergence import delta_between, release_of_one_key
 from tests.statistical.chi_squared import miss_probability, p_value
 from tests.transforms.running import T0, release, terms, values
 from tidegate.mechanisms.truncated_geometric import TruncatedGeometric
-from tidegate.transforms import make_terms
+from tidegate.transforms import Release, make_terms
 
 SURE = 1e-9
 """Probability of a false alarm of each test here; noise 10% off is missed with less than 1e-9 too."""
@@ -20,18 +21,21 @@ KEYS = 60_000
 GATE = {"epsilon": 0.5, "delta": 1e-3}
 
 
-def events_with(n: int) -> list[pa.RecordBatch]:
+def events_with(n: int) -> pa.RecordBatch:
     """KEYS keys in one window, each touched by exactly n units, nobody touching two: KEYS independent experiments."""
     rows = np.arange(n * KEYS)
-    return [
-        pa.RecordBatch.from_pydict(
-            {
-                "user": pa.array(rows).cast(pa.string()),
-                "term": pa.array(rows % KEYS).cast(pa.string()),
-                "at": pa.array(np.full(len(rows), T0)),
-            }
-        )
-    ]
+    return pa.RecordBatch.from_pydict(
+        {
+            "user": pa.array(rows).cast(pa.string()),
+            "term": pa.array(rows % KEYS).cast(pa.string()),
+            "at": pa.array(np.full(len(rows), T0)),
+        }
+    )
+
+
+def release_of(n: int) -> Release:
+    # Made inside the pipeline: a source that holds them all would travel with its graph.
+    return release([n], prepare=beam.Map(events_with), bound={"keys": 1}, gate=GATE)[0]
 
 
 def gate_of(**gate: float) -> TruncatedGeometric:
@@ -42,7 +46,7 @@ def gate_of(**gate: float) -> TruncatedGeometric:
 
 def observed(n: int) -> tuple[list[int], int]:
     """What became of the keys: how often each value appeared, and how many keys did not appear."""
-    released = values(release(events_with(n), bound={"keys": 1}, gate=GATE)[0])
+    released = values(release_of(n))
     k = gate_of(**GATE).half_width
     seen = np.array(list(released.values()), dtype=np.int64)
     counted = np.bincount(seen - n + k, minlength=2 * k + 1)
@@ -82,7 +86,7 @@ def test_these_two_distributions_keep_epsilon_and_delta() -> None:
 
 def test_every_range_holds_the_truth() -> None:
     n = gate_of(**GATE).half_width + 3
-    rows = release(events_with(n), bound={"keys": 1}, gate=GATE)[0].rows
+    rows = release_of(n).rows
     low, high = rows["low"].to_numpy(), rows["high"].to_numpy()
     assert len(rows) > KEYS / 10
     assert np.all((low <= n) & (n <= high))

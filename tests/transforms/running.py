@@ -39,9 +39,13 @@ def release(
     shards: int = 3,
     bundles: int = 1,
     dead_letters: Any = None,
+    prepare: Any = None,
     **changes: Any,
 ) -> list[Release]:
-    """The releases of some events (dicts or record batches), given to the transform in so many bundles."""
+    """The releases of some events (dicts or record batches), given to the transform in so many bundles.
+
+    With `prepare`, a transform makes the events out of what is given.
+    """
     events = list(events)
     # The one runner puts everything into one bundle, the other makes a bundle of every source.
     runner = FnApiRunner() if bundles == 1 else BundleBasedDirectRunner()
@@ -52,9 +56,9 @@ def release(
                 pipeline | f"part {begin}" >> beam.Create(events[begin : begin + size])
                 for begin in range(0, max(1, len(events)), size)
             ]
+            flat = parts | beam.Flatten()
             _ = (
-                parts
-                | beam.Flatten()
+                (flat if prepare is None else flat | prepare)
                 | PrivateReleases(
                     secret=secret or Secret.for_tests(1), shards=shards, dead_letters=dead_letters, **terms(**changes)
                 )
