@@ -147,3 +147,18 @@ def test_windows_units_and_keys_too_many_for_one_number_are_sorted_all_the_same(
         fast = _sum_distinct(window, unit, key, weights, 5, 7)
         slow = _sum_distinct(window, unit, key, weights, 2**31, 2**31)
         assert all(np.array_equal(one, other) for one, other in zip(fast, slow, strict=True))
+
+
+def test_memory_follows_distinct_rows_not_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The same 50 rows arrive 200 times over; what is held at any time is a small multiple of 50, not 10,000.
+    monkeypatch.setattr(Gathering, "FIRST_COMPACTION", 120)
+    gathering = Gathering(Bounder(b"b" * 32, Bounds(10, 1), 0))
+    most = 0
+    for _ in range(200):
+        gathering.add(contributions([(0, u, k) for u in range(5) for k in range(10)]).capped(1))
+        most = max(most, len(gathering))
+    assert most <= 120
+    whole = gathering.drain()
+    assert whole is not None
+    assert len(whole) == 50
+    assert len(gathering) == 0
