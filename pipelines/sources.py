@@ -90,7 +90,7 @@ class ReadFiles(beam.PTransform[Any, Any]):
             | "Spread" >> beam.Reshuffle()
             | "Read"
             >> beam.ParDo(ReadFn(self._kind, self._columns))
-            .with_output_types(pa.RecordBatch, dead=DeadLetter)
+            .with_output_types(pa.RecordBatch)
             .with_outputs(DEAD, main="batches")
         )
 

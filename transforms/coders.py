@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from apache_beam import coders
+from apache_beam import coders, typehints
 
 from tidegate.mechanisms.table import ExactTable, Rows
 from tidegate.transforms.contributions import Contributions, from_batch, to_batch
@@ -103,6 +103,16 @@ class ReleaseCoder(coders.Coder):
 
     def is_deterministic(self) -> bool:
         return False
+
+
+def typed(outputs: Any, **types: Any) -> Any:
+    """Outputs of a ParDo with the types of the tagged ones, which older Beams have no other way to say.
+
+    Without a type an element would be pickled, which is slow for columns and refused by exact tables.
+    """
+    for tag, kind in types.items():
+        outputs[tag].element_type = typehints.native_type_compatibility.convert_to_beam_type(kind)
+    return outputs
 
 
 def register() -> None:

@@ -14,6 +14,7 @@ import apache_beam as beam
 from tidegate.mechanisms.keyed import KeyedHash, add_digests, derive_key
 from tidegate.mechanisms.table import ExactTable
 from tidegate.transforms.bound import is_first_firing
+from tidegate.transforms.coders import typed
 from tidegate.transforms.decode import stage_key
 from tidegate.transforms.problems import withheld
 from tidegate.transforms.secret import Secret
@@ -35,11 +36,11 @@ class Count(beam.PTransform[Any, Any]):
             | "Together by key" >> beam.GroupByKey()
             | "Count"
             >> beam.ParDo(CountFn(self._terms, self._secret))
-            .with_output_types(ExactTable, digest=tuple[int, bytes])
+            .with_output_types(ExactTable)
             .with_outputs(DIGEST, main="tables")
         )
         digests = (
-            counted[DIGEST]
+            typed(counted, digest=tuple[int, bytes])[DIGEST]
             | "Together by window" >> beam.GroupByKey()
             | "Digest of window" >> beam.Map(_whole_digest).with_output_types(bytes)
         )

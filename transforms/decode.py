@@ -111,7 +111,7 @@ class Decode(beam.PTransform[Any, Any]):
 
     def expand(self, batches: Any) -> Any:
         return batches | "Decode" >> beam.ParDo(DecodeFn(self._terms, self._secret, self._shards)).with_output_types(
-            tuple[int, Contributions], dead=DeadLetter
+            tuple[int, Contributions]
         ).with_outputs(DEAD, main="contributions")
 
 

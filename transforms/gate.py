@@ -10,6 +10,7 @@ import apache_beam as beam
 from tidegate.mechanisms.keyed import KeyedHash, derive_key
 from tidegate.mechanisms.noise import Noise
 from tidegate.mechanisms.table import ExactTable, Rows
+from tidegate.transforms.coders import typed
 from tidegate.transforms.decode import stage_key
 from tidegate.transforms.problems import withheld
 from tidegate.transforms.secret import Secret
@@ -27,9 +28,10 @@ class Gate(beam.PTransform[Any, Any]):
 
     def expand(self, counted: Any) -> Any:
         tables, digests = counted
-        return tables | "Gate" >> beam.ParDo(
+        gated = tables | "Gate" >> beam.ParDo(
             GateFn(self._terms, self._secret), beam.pvalue.AsSingleton(digests)
-        ).with_output_types(tuple[int, Rows], kept=ExactTable).with_outputs(KEPT, main="rows")
+        ).with_output_types(tuple[int, Rows]).with_outputs(KEPT, main="rows")
+        return typed(gated, kept=ExactTable)
 
 
 class GateFn(beam.DoFn):

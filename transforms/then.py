@@ -15,6 +15,7 @@ import apache_beam as beam
 from tidegate.mechanisms.mechanism import PerKeyMechanism, PerWindowMechanism
 from tidegate.mechanisms.table import ExactTable, Rows
 from tidegate.transforms.bound import is_first_firing
+from tidegate.transforms.coders import typed
 from tidegate.transforms.gate import Draws
 from tidegate.transforms.problems import withheld
 from tidegate.transforms.secret import Secret
@@ -34,9 +35,9 @@ class Then(beam.PTransform[Any, Any]):
         kept, digests = kept_and_digests
         shards = kept | "Then by key" >> beam.ParDo(
             PerKeyFn(self._terms, self._secret), beam.pvalue.AsSingleton(digests)
-        ).with_output_types(tuple[int, Rows], summary=tuple[int, bytes]).with_outputs(SUMMARY, main="rows")
+        ).with_output_types(tuple[int, Rows]).with_outputs(SUMMARY, main="rows")
         windows = (
-            shards[SUMMARY]
+            typed(shards, summary=tuple[int, bytes])[SUMMARY]
             | "Together by mechanism" >> beam.GroupByKey()
             | "Then by window"
             >> beam.ParDo(PerWindowFn(self._terms, self._secret), beam.pvalue.AsSingleton(digests)).with_output_types(

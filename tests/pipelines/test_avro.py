@@ -425,7 +425,7 @@ def test_rows_are_numbered_through_the_file_whatever_the_size_of_batches() -> No
 @pytest.mark.parametrize(("more", "bound"), [([], 300_000), ([{"name": "u", "type": ["long", "string"]}], 100_000)])
 def test_a_batch_is_out_before_much_more_than_its_bytes_is_in(more: list[Any], bound: int) -> None:
     schema = {**EVENT, "fields": [*EVENT["fields"], *more]}
-    pipe = Pipe(written(schema, [{**event, "u": 1} for event in EVENTS] * 1000, block=1000))
+    pipe = Pipe(written(schema, [{**event, "u": 1} for event in EVENTS] * 2000, block=1000))
     next(read_batches(pipe, ["user"], target_bytes=200_000))  # type: ignore[arg-type]
     assert pipe.given < bound < len(pipe.left)
 
