@@ -1,25 +1,19 @@
-"""Columnar Avro: event files in as Arrow record batches, release tables out as bytes.
+"""Columnar Avro: files in, Arrow record batches out.
 
 Reading takes the container apart and inflates its blocks here, then hands runs of blocks to polars under a schema of
 this module's making, in which every type is one that polars reads, and skips, without guessing. What polars cannot
 read goes to fastavro: slower, same columns. Promises: memory is bounded by `target_bytes` and `LARGEST_BLOCK` whatever
 lengths a file claims; damage after the header costs the blocks it touches and is yielded in its place, never raised;
 no message carries content of the file.
-
-Writing depends on the values of a table alone, not on its chunks, the clock or chance: equal tables, equal bytes. (If
-deflated, the same zlib being used; the marker is of what is deflated, and the same with any.)
 """
 
 from __future__ import annotations
 
 import bz2
-import hashlib
 import json
 import lzma
-import re
 import zlib
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from io import BytesIO
@@ -28,13 +22,11 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 import fastavro
 import fastavro.schema
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
-LARGEST_BLOCK = 1 << 28  # bytes, stored or inflated; a block that claims more is taken for damage
+from tidegate.pipelines.avro_writing import LARGEST_BLOCK, block_bytes, header_bytes, long_bytes
 
-_ROWS_PER_BLOCK = 1 << 16
 _INFLATERS: dict[bytes, Any] = {
     b"deflate": lambda: zlib.decompressobj(-zlib.MAX_WBITS),
     b"bzip2": bz2.BZ2Decompressor,
@@ -59,15 +51,8 @@ _ARROW = {
     for local, zone in (("", "UTC"), ("local-", None))
     for word, unit in (("millis", "ms"), ("micros", "us"), ("nanos", "ns"))
 }
-_AVRO: dict[pa.DataType, Any] = {
-    **{_ARROW[kind]: kind for kind in ("boolean", "int", "long", "double", "string")},
-    pa.timestamp("us", "UTC"): {"type": "long", "logicalType": "timestamp-micros"},
-}
 # A Rust panic, which is how polars meets much damage, is no Exception.
 _FAILURES = (Exception, pl.exceptions.PanicException)
-
-_Longs = npt.NDArray[np.int64]
-_Piece = tuple[npt.NDArray[np.uint8], _Longs, _Longs]
 
 
 class AvroError(ValueError):
@@ -80,7 +65,7 @@ class _MixedError(ValueError):
 
 @dataclass(frozen=True)
 class Damaged:
-    """Rows that could not be read: as many as their block claims, or None, and later row numbers leave them out."""
+    """Rows that could not be read, as many as their block claims. None: no telling; later row numbers leave them out."""
 
     first_row: int
     rows: int | None
@@ -184,6 +169,8 @@ class _Container:
                 continue
             try:
                 payload = _inflate(self._codec, data[:-16])
+            except MemoryError:
+                raise
             except Exception:
                 yield Damaged(row, rows, "corrupt")
             else:
@@ -310,14 +297,13 @@ class _Decoder:
         self._asked = {name: columns[name] for name in names if name in columns}
         self.weight, self._decoders = 16, [self._by_fastavro]  # Python objects take many times their bytes in the file
         if all(column.plain for column in columns.values()) and all(column.flat for column in self._asked.values()):
-            with suppress(*_FAILURES):  # decimals can be too wide for polars
+            with suppress(*_FAILURES):  # decimals can be too wide for polars, and samples impossible to tell
                 self._prepare_polars(list(columns.values()))
 
     def _prepare_polars(self, columns: list[_Column]) -> None:
         fields = [{"name": column.alias, "type": column.plain} for column in columns]
-        self._header = _header(
-            json.dumps({"type": "record", "name": "c", "fields": fields}).encode(), b"null", bytes(16)
-        )
+        schema = json.dumps({"type": "record", "name": "c", "fields": fields})
+        self._header = header_bytes(schema.encode(), b"null", bytes(16))
         self._sample = b"".join(column.sample for column in columns)
         # The columns to know a sample by: those it begins with, as far as one that no bytes look like by chance.
         telling = next(i for i, column in enumerate(columns, 1) if len(set(column.sample)) > 3)
@@ -328,7 +314,7 @@ class _Decoder:
         self.weight, self._decoders = 1, [self._by_polars, *lenient]
 
     def decode(self, run: list[_Block]) -> Iterator[tuple[int, pa.RecordBatch | Damaged]]:
-        """The run as one batch; if that fails, block by block, so that only the bad blocks are lost."""
+        """The run as one batch; if that fails, its halves, down to the bad blocks, so that only those are lost."""
         if not run:
             return
         for decoder in self._decoders:
@@ -341,9 +327,9 @@ class _Decoder:
             else:
                 yield run[0].first_row, batch
                 return
-            if len(run) > 1:
-                for block in run:
-                    yield from self.decode([block])
+            if half := len(run) // 2:
+                yield from self.decode(run[:half])
+                yield from self.decode(run[half:])
                 return
         yield run[0].first_row, Damaged(run[0].first_row, run[0].rows, reason)
 
@@ -362,7 +348,7 @@ class _Decoder:
         return _batch(frame.height, self._asked, arrays)
 
     def _frame(self, rows: int, payload: bytes) -> pl.DataFrame:
-        file = BytesIO(b"".join((self._header, *_block(rows, payload, bytes(16)))))
+        file = BytesIO(b"".join((self._header, *block_bytes(rows, payload, bytes(16)))))
         aliases = dict.fromkeys((*self._leading, *(column.alias for column in self._asked.values())))
         return pl.read_avro(file, columns=list(aliases))
 
@@ -370,7 +356,7 @@ class _Decoder:
         # Each block is read as one array, and all columns: a reader's schema would make bytes of text beside bytes.
         records: list[dict[str, Any]] = []
         for block in run:
-            file = BytesIO((_long(block.rows) if block.rows else b"") + block.payload + _long(0))
+            file = BytesIO((long_bytes(block.rows) if block.rows else b"") + block.payload + long_bytes(0))
             found = fastavro.schemaless_reader(file, self._parsed, None)
             if len(found) != block.rows or file.read(1):
                 raise ValueError("more than these rows")
@@ -416,7 +402,7 @@ def _plain(avro: Any, name: str) -> tuple[Any, bytes]:
         types, samples = zip(*(("null", b"") if each == "null" else _plain(each, name) for each in avro), strict=True)
         readable = len(avro) == 2 and "null" in avro and None not in types
         last = len(avro) - 1 if avro[0] == "null" else 0
-        return (list(types) if readable else None), _long(last) + samples[last]
+        return (list(types) if readable else None), long_bytes(last) + samples[last]
     (kind,) = _branches(avro)
     decimal = kind if kind.get("logicalType") == "decimal" else {}
     match kind["type"]:
@@ -431,15 +417,14 @@ def _plain(avro: Any, name: str) -> tuple[Any, bytes]:
             items, sample = _plain(kind["items"], name)
             if not sample:
                 raise ValueError("an array of nothing")
-            return items and {"type": "array", "items": items}, _long(1) + sample + _long(0)
+            return items and {"type": "array", "items": items}, long_bytes(1) + sample + long_bytes(0)
         case "fixed" | "null":
             size = kind.get("size", 0)
-            return {**decimal, "type": "fixed", "name": name, "size": size}, (
-                (b"\0" if decimal else b"~sample~") * size
-            )[:size]
+            sample = (b"\0" if decimal else b"~sample~") * size
+            return {**decimal, "type": "fixed", "name": name, "size": size}, sample[:size]
         case "int" | "long" | "enum" as number:
             own = zlib.crc32(name.encode()) >> 2 | 1 << 29  # so that no other column's sample is taken for this one's
-            return "long", _long({"int": own, "long": own << 32 | own, "enum": 0}[number])
+            return "long", long_bytes({"int": own, "long": own << 32 | own, "enum": 0}[number])
         case "boolean" | "float" | "double" as other:
             return other, {"boolean": b"\1", "float": b"~sam", "double": b"~sample~"}[other]
         case "bytes" | "string" as text:
@@ -449,125 +434,3 @@ def _plain(avro: Any, name: str) -> tuple[Any, bytes]:
 
 def _without_logical_type(avro: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in avro.items() if key != "logicalType" or value == "decimal"}
-
-
-def encode(
-    table: pa.Table, name: str, namespace: str, codec: Literal["null", "deflate"] = "deflate", doc: str = ""
-) -> bytes:
-    """The table as an Avro file, in which nullable fields are unions with null."""
-    for word in (name, *namespace.split("."), *table.column_names):
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", word):
-            raise ValueError(f"{word!r} is not a name in Avro.")
-    if codec not in ("null", "deflate"):
-        raise ValueError("A table is written with the codec null or deflate.")
-    if len(set(table.column_names)) < max(1, table.num_columns):
-        raise ValueError("An Avro record has one field or more, each of another name.")
-    fields = [{"name": field.name, "type": _avro_type(field, table[field.name])} for field in table.schema]
-    record = {"type": "record", "name": name, "namespace": namespace, **({"doc": doc} if doc else {}), "fields": fields}
-    schema = json.dumps(record, separators=(",", ":")).encode()
-    digest = hashlib.sha256(schema)
-    blocks = []
-    with ThreadPoolExecutor() as pool:  # deflating takes longer than all the rest, and lets it run meanwhile
-        for start in range(0, table.num_rows, _ROWS_PER_BLOCK):
-            for rows, payload in _payloads(table.slice(start, _ROWS_PER_BLOCK)):
-                digest.update(payload)
-                blocks.append((rows, pool.submit(_deflate if codec == "deflate" else bytes, payload)))
-    marker = digest.digest()[:16]
-    parts = (part for rows, data in blocks for part in _block(rows, data.result(), marker))
-    return b"".join((_header(schema, codec.encode(), marker), *parts))
-
-
-def _deflate(payload: bytes) -> bytes:
-    deflater = zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS)
-    return deflater.compress(payload) + deflater.flush()
-
-
-def _avro_type(field: pa.Field, column: pa.ChunkedArray) -> Any:
-    if field.type not in _AVRO:
-        raise ValueError(f"Column {field.name!r} is of a type, {field.type}, that is not written to Avro.")
-    if not field.nullable and column.null_count:
-        raise ValueError(f"Column {field.name!r} has nulls, which its field rules out.")
-    return ["null", _AVRO[field.type]] if field.nullable else _AVRO[field.type]
-
-
-def _header(schema: bytes, codec: bytes, marker: bytes) -> bytes:
-    meta = (b"avro.schema", schema, b"avro.codec", codec)
-    return b"Obj\x01" + _long(2) + b"".join(_long(len(word)) + word for word in meta) + _long(0) + marker
-
-
-def _block(rows: int, data: bytes, marker: bytes) -> tuple[bytes, ...]:
-    return _long(rows), _long(len(data)), data, marker
-
-
-def _long(value: int) -> bytes:
-    source, _, length = _varints(np.array([value], np.int64))
-    return source[: length[0]].tobytes()
-
-
-def _payloads(table: pa.Table) -> Iterator[tuple[int, bytes]]:
-    """The rows as payloads, more than one if their values are so long that a reader would refuse the block."""
-    payload, half = _payload(table), table.num_rows // 2
-    if len(payload) <= LARGEST_BLOCK // 16 or not half:
-        yield table.num_rows, payload
-    else:
-        yield from _payloads(table.slice(0, half))
-        yield from _payloads(table.slice(half))
-
-
-def _payload(table: pa.Table) -> bytes:
-    """The records of a block: each field's bytes, of all rows at once, put where each row's record has them."""
-    columns = zip(table.columns, table.schema, strict=True)
-    pieces = [piece for column, field in columns for piece in _pieces(column.combine_chunks(), field.nullable)]
-    sizes = np.sum([length for _, _, length in pieces], axis=0)
-    ends = np.cumsum(sizes)
-    at = ends - sizes
-    out = np.empty(ends[-1], np.uint8)
-    for source, start, length in pieces:
-        # Bytes move as windows of one width, so the loop is over widths, of which there are few.
-        for width in np.unique(length[length > 0]).tolist():
-            rows = np.flatnonzero(length == width)
-            _windows(out, width)[at[rows]] = _windows(source, width)[start[rows]]
-        at += length
-    return out.tobytes()
-
-
-def _windows(data: npt.NDArray[np.uint8], width: int) -> npt.NDArray[np.void]:
-    windows: npt.NDArray[np.void] = np.ndarray((len(data) - width + 1,), f"V{width}", data, strides=(1,))
-    return windows
-
-
-def _pieces(array: pa.Array, nullable: bool) -> Iterator[_Piece]:
-    """The parts of a field in turn, each as bytes with every row's start and length among them."""
-    rows, (_, values, *rest) = len(array), array.buffers()
-    here = slice(array.offset, array.offset + rows)
-    ones = np.ones(rows, np.int64)
-    present = np.asarray(array.is_valid().cast(pa.int8())).astype(np.int64) if nullable else ones
-    if nullable:
-        yield np.array([0, 2], np.uint8), present, ones
-    if array.type == pa.bool_():
-        bits = np.asarray(array.fill_null(False).cast(pa.int8())).astype(np.int64)
-        yield np.array([0, 1], np.uint8), bits, present
-    elif array.type == pa.float64():
-        yield np.frombuffer(values, np.uint8), 8 * np.arange(here.start, here.stop), 8 * present
-    elif array.type == pa.string():
-        offsets = np.frombuffer(values, np.int32)[here.start : here.stop + 1].astype(np.int64)
-        length = np.diff(offsets) * present
-        source, start, width = _varints(length)
-        yield source, start, width * present
-        yield np.frombuffer(rest[0] or b"\0", np.uint8), offsets[:-1], length
-    else:
-        numbers = np.frombuffer(values, np.int32 if array.type == pa.int32() else np.int64)[here]
-        source, start, width = _varints(numbers.astype(np.int64))
-        yield source, start, width * present
-
-
-def _varints(values: _Longs) -> _Piece:
-    rest = ((values << 1) ^ (values >> 63)).view(np.uint64)
-    most = max(1, -(-int(rest.max()).bit_length() // 7))
-    digits = np.empty((len(values), most), np.uint8)
-    length = np.ones(len(values), np.int64)
-    for i in range(most):
-        digit, rest = rest & np.uint64(0x7F), rest >> np.uint64(7)
-        digits[:, i] = digit | (rest > 0).astype(np.uint64) << np.uint64(7)
-        length += rest > 0
-    return digits.reshape(-1), np.arange(0, digits.size, most), length

@@ -20,8 +20,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tidegate.pipelines import avro
-from tidegate.pipelines.avro import AvroError, Damaged, decode_table, encode, read_batches, read_schema
+from tidegate.pipelines import avro, avro_writing
+from tidegate.pipelines.avro import AvroError, Damaged, decode_table, read_batches, read_schema
+from tidegate.pipelines.avro_writing import encode
 
 UTC = pa.timestamp("us", "UTC")
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -194,7 +195,7 @@ def test_the_marker_is_the_digest_of_schema_and_payload() -> None:
 
 
 def test_rows_of_long_values_go_into_blocks_that_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(avro, "LARGEST_BLOCK", 1 << 16)
+    monkeypatch.setattr(avro_writing, "LARGEST_BLOCK", 1 << 16)
     table = pa.table({"text": [f"{i}" * 1500 for i in range(40)]})
     data = encode(table, "rows", "a")
     assert all(rows <= 4 for _, rows, _, _ in places(data))
