@@ -39,7 +39,7 @@ $(READY): setup.py tidegate/version.py
 	@echo "making an environment in $(VENV) with $(PYTHON); a minute or two"
 	$(PYTHON) -m venv --clear $(VENV)
 	$(RUN) pip install --quiet --disable-pip-version-check --upgrade pip
-	$(RUN) pip install --quiet --disable-pip-version-check --editable '.[test]'
+	$(RUN) pip install --quiet --quiet --disable-pip-version-check --editable '.[test]'
 	@touch $@
 
 # Every supported Python on this machine.

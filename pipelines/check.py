@@ -108,7 +108,7 @@ def print_check(report: dict[str, Any], console: Console) -> None:
     console.print(f"\nChance that a key appears, by its {measure} in a window", highlight=False)
     console.print(chances)
     for warning in report["warnings"]:
-        console.print(f"[yellow]note[/yellow] {escape(warning)}", highlight=False)
+        console.print(f"[yellow]note[/yellow] {escape(warning)}", highlight=False, soft_wrap=True)
     console.print(
         f"spec digest {report['spec_digest'][:16]}…, {report['source_files']} source "
         f"{plural('file', report['source_files'])} found",

@@ -26,7 +26,7 @@ from apache_beam.io.filesystem import CompressionTypes
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.io.localfilesystem import LocalFileSystem
 
-from tidegate.pipelines import avro
+from tidegate.pipelines.avro_writing import encode
 from tidegate.transforms.problems import SafeError
 from tidegate.transforms.release import Release
 
@@ -50,22 +50,30 @@ def publish(release: Release, folder: str, kind: Format) -> bool:
         "files": [{"name": name, "format": kind, "rows": len(release.rows), "sha256": digest}],
     }
     try:
+        new = read_manifest(place) is None and _add(place, name, data, manifest)
         published = read_manifest(place)
-        if published is None:
-            _make_folder(place)
-            _discard_leftovers(place, keep=name)
-            _write(place, name, data)
-            if _commit(place, json.dumps(manifest, indent=2, ensure_ascii=False).encode() + b"\n"):
-                return True
-            published = read_manifest(place)
-            if published is None or published.get("release_digest") != manifest["release_digest"]:
-                _delete(FileSystems.join(place, name))
     except OSError as problem:
         raise PublishError(
             f"window {release.folder} could not be written to {folder} ({problem.strerror or type(problem).__name__}); "
             f"nothing of it is published: make room or mend the folder, then run again"
         ) from None
     _refuse_another(published, manifest, place)
+    _tidy(place, published or {})
+    return new
+
+
+def _add(place: str, name: str, data: bytes, manifest: Mapping[str, Any]) -> bool:
+    """Publish a window that is not published yet; False if somebody else does it first."""
+    try:
+        _make_folder(place)
+        _write(place, name, data)
+        if _commit(place, json.dumps(manifest, indent=2, ensure_ascii=False).encode() + b"\n"):
+            return True
+    except FileNotFoundError:  # they have tidied up already, or else the folder is gone
+        if read_manifest(place) is None:
+            raise
+    if name not in _files(read_manifest(place) or {}):
+        _delete(FileSystems.join(place, name))
     return False
 
 
@@ -74,14 +82,14 @@ def release_digest(release: Release) -> str:
     summary = hashlib.sha256()
     said = {name: release.manifest[name] for name in ("stream", "window", "spec_digest")}
     summary.update(json.dumps(said, sort_keys=True).encode())
-    summary.update(avro.encode(release.rows, "Row", "tidegate", codec="null"))
+    summary.update(encode(release.rows, "Row", "tidegate", codec="null"))
     return summary.hexdigest()
 
 
 def encode_rows(rows: pa.Table, kind: Format) -> bytes:
     """The same bytes for the same rows, always."""
     if kind == "avro":
-        return avro.encode(rows, "Row", "tidegate")
+        return encode(rows, "Row", "tidegate")
     sink = io.BytesIO()
     if kind == "parquet":
         pq.write_table(rows, sink, compression="zstd")
@@ -159,12 +167,18 @@ def _make_folder(place: str) -> None:
         os.makedirs(place, exist_ok=True)  # noqa: PTH103  (a path of Beam's file systems)
 
 
-def _discard_leftovers(place: str, keep: str) -> None:
-    """Rows without a manifest were never published, and must not lie beside the ones that are."""
-    for found in FileSystems.match([FileSystems.join(place, "*"), FileSystems.join(place, ".*")]):
-        for item in found.metadata_list:
-            if not item.path.endswith(("/" + keep, "/" + MANIFEST)):
-                _delete(item.path)
+def _tidy(place: str, published: Mapping[str, Any]) -> None:
+    """Remove what a killed run left. Not before a release is published: until then somebody may be about to do so."""
+    keep = tuple(f"/{name}" for name in (MANIFEST, *_files(published)))
+    with contextlib.suppress(Exception):  # best effort: what is left is in no manifest, so nobody reads it
+        for found in FileSystems.match([FileSystems.join(place, "*"), FileSystems.join(place, ".*")]):
+            for item in found.metadata_list:
+                if not item.path.endswith(keep):
+                    _delete(item.path)
+
+
+def _files(published: Mapping[str, Any]) -> list[str]:
+    return [file["name"] for file in published.get("files", [])]
 
 
 def _write(place: str, name: str, data: bytes) -> None:

@@ -23,6 +23,8 @@ from tidegate.pipelines.publish import MANIFEST, read_manifest
 from tidegate.transforms.problems import SafeError
 from tidegate.transforms.release import ROW_SCHEMA
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
 
 class ReadError(SafeError):
     """Releases that cannot be relied on."""
@@ -95,6 +97,9 @@ def list_published(path: str) -> list[Published]:
         place = item.path.removesuffix(MANIFEST).rstrip("/")
         manifest = read_manifest(place)
         if manifest is not None:
+            lacks = {"stream", "window", "range", "files"} - manifest.keys()
+            if lacks:
+                raise ReadError(f"{item.path} is not a whole manifest (it lacks {min(lacks)}); restore it from a copy")
             published.append(Published(place, manifest))
     if not published:
         raise ReadError(f"{path} holds no releases; name the folder that a spec has as its sink")
@@ -105,22 +110,24 @@ def list_published(path: str) -> list[Published]:
 
 
 def refuse_gaps(published: Sequence[Published]) -> None:
-    """Every window of the range that the manifests name must be there."""
-    ranges = [item.manifest["range"] for item in published]
-    step = timedelta(seconds=ranges[0]["every_seconds"])
-    size = timedelta(seconds=ranges[0]["size_seconds"])
-    window = min(_instant(r["start"]) for r in ranges)
-    last = max(_instant(r["end"]) for r in ranges) - size
-    there = {item.start for item in published}
+    """Every window of the range that the manifests name must be there, and all between ranges of one kind of windows."""
+    kinds: dict[tuple[timedelta, timedelta, timedelta], list[tuple[datetime, datetime]]] = {}
+    for named in {tuple(item.manifest["range"].values()): item.manifest["range"] for item in published}.values():
+        start, end = _instant(named["start"]), _instant(named["end"])
+        step, size = timedelta(seconds=named["every_seconds"]), timedelta(seconds=named["size_seconds"])
+        kinds.setdefault((step, size, (start - _EPOCH) % step), []).append((start, end))
+    there = {(item.start, item.end) for item in published}
     missing = []
-    while window <= last:
-        if window not in there:
-            missing.append(window)
-        window += step
+    for (step, size, _), ranges in kinds.items():
+        window, last = min(start for start, _ in ranges), max(end for _, end in ranges) - size
+        while window <= last:
+            if (window, window + size) not in there:
+                missing.append(window)
+            window += step
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise ReadError(
-            f"the window that begins at {_rfc3339(missing[0])} is missing{more}; its run has not finished or has failed: "
+            f"the window that begins at {_rfc3339(min(missing))} is missing{more}; its run has not finished or has failed: "
             f"run it again, or read what there is with --allow-gaps (allow_gaps=True)"
         )
 

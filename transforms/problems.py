@@ -10,7 +10,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -142,9 +142,11 @@ def _find(model: type[BaseModel], place: list[int | str]) -> tuple[type[BaseMode
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+    arguments = get_args(annotation)
+    # A generic such as tuple[str, ...] passes for a class on Python 3.10.
+    if not arguments and isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    for argument in getattr(annotation, "__args__", ()):
+    for argument in arguments:
         found = _model_in(argument)
         if found:
             return found
