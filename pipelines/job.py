@@ -73,8 +73,19 @@ def run(
     except SpecError:
         raise
     except Exception as problem:
+        if _interrupted(problem):
+            raise KeyboardInterrupt from None
         raise RunError(explain(problem)) from None
     return counters(result)
+
+
+def _interrupted(problem: BaseException | None) -> bool:
+    """Whether a runner's error is what came of somebody pressing Ctrl-C."""
+    while problem is not None:
+        if isinstance(problem, KeyboardInterrupt) or "KeyboardInterrupt" in str(problem):
+            return True
+        problem = problem.__cause__ or problem.__context__
+    return False
 
 
 def parse_options(runner: str, arguments: Sequence[str]) -> PipelineOptions:
