@@ -6,14 +6,15 @@ touches and no more; a file that cannot be opened at all fails the run by name.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import io
 import json
+import re
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, BinaryIO, Literal, TypeAlias, cast
@@ -47,10 +48,12 @@ _BLOCK_BYTES = 8 << 20
 _HEAD_BYTES = 1 << 20
 _ROWS_A_BATCH = 1 << 19
 _LINES_A_PIECE = 128
+_LINES_A_ROW = 128
+_OBJECT = re.compile(rb"(\xef\xbb\xbf)?\s*\{")
 # What a file raises that is cut short or damaged, unlike one that cannot be reached, which is not to be passed over.
 _DAMAGE = (EOFError, gzip.BadGzipFile, zlib.error)
 Item: TypeAlias = pa.RecordBatch | DeadLetter
-Fast: TypeAlias = Callable[[bytes], pa.RecordBatch]
+Fast: TypeAlias = Callable[[bytes, int], list[Item]]
 Slow: TypeAlias = Callable[[list[bytes], int], Iterator[Item]]
 
 
@@ -132,7 +135,7 @@ def read_file(path: str, kind: Format, columns: Sequence[str], group: int | None
             raise SafeError(f"{path} cannot be read ({problem.strerror or type(problem).__name__})") from None
 
 
-@contextmanager
+@contextlib.contextmanager
 def open_file(path: str) -> Iterator[BinaryIO]:
     zipped = path.lower().endswith(".gz")
     try:
@@ -276,7 +279,7 @@ def _read_csv(path: str, file: BinaryIO, columns: list[str], _: int | None) -> I
                 continue
         present = [name for name in columns if name in names]
         yield from _parse(
-            path, block, row, partial(_fast_csv, names, present), partial(_slow_csv, path, names, present)
+            block, row, partial(_fast_csv, path, names, present), partial(_slow_csv, path, names, present)
         )
 
 
@@ -288,12 +291,18 @@ def _csv_names(path: str, header: bytes) -> list[str]:
         raise SafeError(f"{path} cannot be read as csv ({type(problem).__name__})") from None
 
 
-def _fast_csv(names: list[str], present: list[str], block: bytes) -> pa.RecordBatch:
-    if _open_quote(block):
-        raise pa.ArrowInvalid("a quoted value has no end")
+def _fast_csv(path: str, names: list[str], present: list[str], block: bytes, first: int) -> list[Item]:
+    malformed: dict[int, str] = {}
+
+    def skip(row: Any) -> str:
+        malformed[row.number - 1] = row.text
+        return "skip"
+
     table = pa.csv.read_csv(
         pa.BufferReader(block),
         read_options=pa.csv.ReadOptions(use_threads=False, block_size=len(block) + 1, column_names=names),
+        # Arrow shows only text to a handler, and complains aloud about anything else.
+        parse_options=pa.csv.ParseOptions(invalid_row_handler=skip if _is_utf8(block) else None),
         convert_options=pa.csv.ConvertOptions(
             include_columns=present,
             # Bytes, since text that is not UTF-8 would fail the whole block.
@@ -302,13 +311,27 @@ def _fast_csv(names: list[str], present: list[str], block: bytes) -> pa.RecordBa
             strings_can_be_null=True,
         ),
     )
-    return _a_row_a_line(table, block)
+    lines = len(table) + len(malformed)
+    if _open_quote(block) or lines != _count_lines(block):
+        raise pa.ArrowInvalid("rows and lines do not go together")
+    if malformed:
+        table = table.append_column(ROW, pa.array(first + np.delete(np.arange(lines), list(malformed))))
+    dead = (DeadLetter("malformed", path, first + place, text) for place, text in malformed.items())
+    return [*(_located(batch, path, first) for batch in table.combine_chunks().to_batches()), *dead]
+
+
+def _is_utf8(block: bytes) -> bool:
+    try:
+        block.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _slow_csv(path: str, names: list[str], present: list[str], lines: list[bytes], first: int) -> Iterator[Item]:
     rows, numbers, at = [], [], 0
     while at < len(lines):
-        fields, used = _csv_fields(lines[at : at + _LINES_A_PIECE])
+        fields, used = _csv_fields(lines, at)
         if len(fields) == len(names):
             rows.append([fields[names.index(name)] or None for name in present])
             numbers.append(first + at)
@@ -321,15 +344,16 @@ def _slow_csv(path: str, names: list[str], present: list[str], lines: list[bytes
     yield _located(pa.RecordBatch.from_arrays([*columns, pa.array(numbers, pa.int64())], [*present, ROW]), path, first)
 
 
-def _csv_fields(lines: list[bytes]) -> tuple[list[bytes], int]:
-    """The fields of the row that begins here, and how many lines it takes; no fields if it makes no sense."""
-    if b'"' not in lines[0]:
-        return lines[0].removesuffix(b"\r").split(b","), 1
+def _csv_fields(lines: list[bytes], at: int) -> tuple[list[bytes], int]:
+    """The fields of the row that begins there, and how many lines it takes; no fields if it makes no sense."""
+    if b'"' not in lines[at]:
+        return lines[at].removesuffix(b"\r").split(b","), 1
     csv.field_size_limit(sys.maxsize)
     # As lenient as Arrow within a line. Strict over several, as there a quote may be one that somebody forgot.
-    for lenient, some in ((True, lines[:1]), (False, lines)):
-        texts = [*(line.decode("latin-1") + "\n" for line in some), ""]  # a row that takes the last one too is open
-        reader = csv.reader(texts, strict=not lenient)
+    for most, strict in ((1, False), (_LINES_A_ROW, True)):
+        # A row that takes the empty text at the end as well has no end.
+        texts = [*(line.decode("latin-1") + "\n" for line in lines[at : at + most]), ""]
+        reader = csv.reader(texts, strict=strict)
         try:
             fields = next(reader)
         except csv.Error:
@@ -347,11 +371,10 @@ def _read_lines(path: str, file: BinaryIO, header: bool = False) -> Iterator[tup
         if not some:
             break
         whole, newline, tail = (rest + some).rpartition(b"\n")
-        if header and not damage and _open_quote(whole):
+        if header and not damage and len(whole) < 2 * _BLOCK_BYTES and _open_quote(whole):
             # A value may go on in the next block: leave its line for that one.
-            cut = whole.rfind(b"\n", 0, whole.rfind(b'"'))
-            if cut >= 0:
-                whole, tail = whole[:cut], whole[cut + 1 :] + newline + tail
+            before, newline, _ = whole[: whole.rfind(b'"')].rpartition(b"\n")
+            whole, tail = before, (rest + some)[len(before + newline) :]
         if newline:
             yield line, whole
             line += whole.count(b"\n") + 1
@@ -375,21 +398,21 @@ def _read_some(file: BinaryIO, size: int) -> tuple[bytes, str]:
     return b"".join(pieces), ""
 
 
-def _parse(path: str, block: bytes, line: int, fast: Fast, slow: Slow) -> Iterator[Item]:
+def _parse(block: bytes, line: int, fast: Fast, slow: Slow) -> Iterator[Item]:
     """A block in one go; if a row in it is bad, in pieces; and the piece with the bad row, row by row."""
     try:
-        yield _located(fast(block), path, line)
+        yield from fast(block, line)
         return
     except pa.ArrowInvalid:
         lines = block.split(b"\n")
     begin = 0
     while piece := lines[begin : begin + _LINES_A_PIECE]:
-        for more in lines[begin + len(piece) : begin + 2 * len(piece)]:
+        for more in lines[begin + len(piece) : begin + len(piece) + _LINES_A_ROW]:
             if not _open_quote(b"".join(piece)):
                 break
             piece.append(more)  # rather than cut a value in two
         try:
-            yield _located(fast(b"\n".join(piece)), path, line + begin)
+            yield from fast(b"\n".join(piece), line + begin)
         except pa.ArrowInvalid:
             yield from slow(piece, line + begin)
         begin += len(piece)
@@ -399,11 +422,8 @@ def _open_quote(text: bytes) -> bool:
     return bool(np.count_nonzero(np.frombuffer(text, np.uint8) == ord('"')) % 2)
 
 
-def _a_row_a_line(table: pa.Table, block: bytes) -> pa.RecordBatch:
-    """The table as a batch if its rows can be numbered by lines: no blank ones, none within a value."""
-    if len(table) != block.count(b"\n") + 1:
-        raise pa.ArrowInvalid("rows and lines differ")
-    return table.combine_chunks().to_batches()[0]
+def _count_lines(block: bytes) -> int:
+    return block.count(b"\n") + 1
 
 
 def _read_jsonl(path: str, file: BinaryIO, columns: list[str], _: int | None) -> Iterator[Item]:
@@ -414,7 +434,7 @@ def _read_jsonl(path: str, file: BinaryIO, columns: list[str], _: int | None) ->
         else:
             line, block = item
             schema = schema or _guess_schema(block, columns)
-            yield from _parse(path, block, line, partial(_fast_json, schema), partial(_slow_json, path, schema))
+            yield from _parse(block, line, partial(_fast_json, path, schema), partial(_slow_json, path, schema))
 
 
 def _guess_schema(block: bytes, columns: list[str]) -> pa.Schema:
@@ -424,13 +444,30 @@ def _guess_schema(block: bytes, columns: list[str]) -> pa.Schema:
     return pa.schema([(name, pa.int64() if name in whole else pa.string()) for name in columns])
 
 
-def _fast_json(schema: pa.Schema, block: bytes) -> pa.RecordBatch:
+def _fast_json(path: str, schema: pa.Schema, block: bytes, first: int) -> list[Item]:
+    if not _OBJECT.match(block):  # a block that begins with a bare null would crash Arrow
+        raise pa.ArrowInvalid("a row that is no object")
     table = pa.json.read_json(
         pa.BufferReader(block),
         read_options=pa.json.ReadOptions(use_threads=False, block_size=max(len(block) + 1, 1024)),
         parse_options=pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
     )
-    return _a_row_a_line(table, block)
+    # Arrow skips blank lines, and takes several objects in a line or an object in several lines.
+    between = block.count(b"}\n{") + block.count(b"}\r\n{")
+    if not len(table) == _count_lines(block) == between + 1:
+        raise pa.ArrowInvalid("rows and lines do not go together")
+    return [_located(batch, path, first) for batch in table.combine_chunks().to_batches()]
+
+
+def _fast_json_of_any(path: str, schema: pa.Schema, line: bytes, number: int) -> list[Item]:
+    for each in (schema, pa.schema([(name, pa.string()) for name in schema.names])):
+        with contextlib.suppress(pa.ArrowInvalid):
+            return _fast_json(path, each, line, number)
+    return []
+
+
+def _whole(digits: str) -> int | str:
+    return int(digits) if len(digits) < 1000 else digits  # which Python refuses to read, for it takes long
 
 
 def _slow_json(path: str, schema: pa.Schema, lines: list[bytes], first: int) -> Iterator[Item]:
@@ -438,21 +475,19 @@ def _slow_json(path: str, schema: pa.Schema, lines: list[bytes], first: int) -> 
     for number, line in enumerate(lines, start=first):
         if not line.strip():
             continue
-        reason = "malformed"
+        items: list[Item] = []
         try:
-            row = json.loads(line.decode())
-        except UnicodeDecodeError:
-            row, reason = None, "invalid_utf8"
-        except (ValueError, RecursionError):
+            # What is not UTF-8 is for decoding to find, as it may be in a column that nobody asked for.
+            row = json.loads(line.decode(errors="surrogateescape").removeprefix("\ufeff"), parse_int=_whole)
+            row = {} if row is None else row  # as Arrow has it
+        except ValueError:
             row = None
+        except RecursionError:  # only of Python's parser
+            row, items = None, _fast_json_of_any(path, schema, line, number)
         if isinstance(row, dict):
             rows.append(row)
             numbers.append(number)
-            continue
-        try:
-            # What is wrong may be in a column that nobody asked for.
-            yield _located(_fast_json(schema, line), path, number)
-        except pa.ArrowInvalid:
-            yield DeadLetter(reason, path, number, line.decode(errors="backslashreplace"))
+        else:
+            yield from items or [DeadLetter("malformed", path, number, line.decode(errors="backslashreplace"))]
     for batch in rows_to_batches(rows, schema.names, numbers):
         yield _located(batch, path, first)

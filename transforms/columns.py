@@ -134,8 +134,6 @@ def read_text(
     if not len(column.dictionary):
         return _all(rows, missing)
     texts, fault_of_value = _texts(column.dictionary, missing)
-    # Different values may have one text (1 and 1.0), and a dictionary may repeat itself.
-    distinct = texts.dictionary_encode()
     lengths = pc.binary_length(texts).to_numpy(zero_copy_only=False)
     fault_of_value[(fault_of_value == 0) & (lengths > limit)] = Fault.oversized
     if blanks:
@@ -143,6 +141,10 @@ def read_text(
         fault_of_value[(fault_of_value == 0) & blank] = missing
     if empty:
         fault_of_value[(fault_of_value == 0) & (lengths == 0)] = empty
+    if fault_of_value.any():  # nobody is to carry or identify these, long as they may be
+        texts = pc.if_else(pa.array(fault_of_value == 0), texts, "")
+    # Different values may have one text (1 and 1.0), and a dictionary may repeat itself.
+    distinct = texts.dictionary_encode()
     codes = column.indices.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
     fault = fault_of_value[codes]
     if column.indices.null_count:
