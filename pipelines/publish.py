@@ -26,7 +26,7 @@ from apache_beam.io.filesystem import CompressionTypes
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.io.localfilesystem import LocalFileSystem
 
-from tidegate.pipelines.avro_writing import encode
+from tidegate.pipelines.formats.avro_writing import encode
 from tidegate.transforms.problems import SafeError
 from tidegate.transforms.release import Release
 

@@ -18,7 +18,6 @@ import pyarrow.parquet as pq
 from apache_beam.io.filesystem import CompressionTypes
 from apache_beam.io.filesystems import FileSystems
 
-from tidegate.pipelines import avro
 from tidegate.pipelines.publish import MANIFEST, read_manifest
 from tidegate.transforms.problems import SafeError
 from tidegate.transforms.release import ROW_SCHEMA
@@ -141,7 +140,9 @@ def _read_rows(path: str, file: dict[str, Any]) -> pa.Table:
     if hashlib.sha256(data).hexdigest() != file["sha256"]:
         raise ReadError(f"{path} is not what its manifest says (its SHA-256 differs); restore it from a copy")
     if file["format"] == "avro":
-        table = avro.decode_table(data)
+        from tidegate.pipelines.formats.avro_reading import decode_table  # slow to import, and not always needed
+
+        table = decode_table(data)
     elif file["format"] == "parquet":
         table = pq.read_table(pa.BufferReader(data))
     else:

@@ -138,7 +138,7 @@ ITERATED = {
 
 @pytest.mark.parametrize("iterate", ITERATED.values(), ids=ITERATED.keys())
 def test_iterating_is_refused(iterate: Any) -> None:
-    with pytest.raises(TypeError, match="cannot be iterated|is not iterable"):
+    with pytest.raises(TypeError, match=r"cannot be iterated|is not iterable"):
         iterate(secret())
 
 

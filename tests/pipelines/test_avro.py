@@ -1,4 +1,4 @@
-"""What `tidegate.pipelines.avro` promises, checked against fastavro and against files broken by hand."""
+"""What reading and writing Avro promise, checked against fastavro and against files broken by hand."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tidegate.pipelines import avro, avro_writing
-from tidegate.pipelines.avro import AvroError, Damaged, decode_table, read_batches, read_schema
-from tidegate.pipelines.avro_writing import encode
+from tidegate.pipelines.formats import avro_reading, avro_writing
+from tidegate.pipelines.formats.avro_reading import AvroError, Damaged, decode_table, read_batches, read_schema
+from tidegate.pipelines.formats.avro_writing import encode
 
 UTC = pa.timestamp("us", "UTC")
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -616,7 +616,7 @@ def test_a_block_too_large_to_hold_is_damage(monkeypatch: pytest.MonkeyPatch) ->
     small = zlib.compress(long(3) + b"abc")[2:-4]
     data = container(record("string"), [(1, small), (1, bomb), (1, small)], "deflate")
     assert len(read(data, ["f0"])[0]) == 3
-    monkeypatch.setattr(avro, "LARGEST_BLOCK", 1000)
+    monkeypatch.setattr(avro_reading, "LARGEST_BLOCK", 1000)
     assert read(data, ["f0"]) == ({0: {"f0": "abc"}, 2: {"f0": "abc"}}, [Damaged(1, 1, "corrupt")])
     stored = container(record("string"), [(1, long(3) + b"abc"), (1, long(5000) + b"a" * 5000), (1, long(3) + b"abc")])
     assert read(stored, ["f0"]) == ({0: {"f0": "abc"}, 1: {"f0": "abc"}}, [Damaged(1, None, "corrupt")])

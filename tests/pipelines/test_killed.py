@@ -1,4 +1,4 @@
-"""A run may die at any moment, or find the disk full: nothing half-published is ever readable, and the next run completes it."""
+"""A run may die at any moment, or find the disk full: nothing half-published is readable, and the next run completes it."""
 
 from __future__ import annotations
 

@@ -26,7 +26,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.collecting import Collected
-from tidegate.pipelines import sources
+from tidegate.pipelines.formats import lines as lines_format
+from tidegate.pipelines.formats import parquet as parquet_format
 from tidegate.pipelines.simulate import FORMATS, Simulation, simulate
 from tidegate.pipelines.sources import Format, ReadFiles, guess_format, match_files, peek, read_file
 from tidegate.transforms.columns import ROW, Fault, read_text
@@ -228,7 +229,7 @@ def test_every_bad_row_is_a_dead_letter_and_every_good_one_survives(
     tmp_path: Path, clean: Counter[Any], kind: str, block: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if block:
-        monkeypatch.setattr(sources, "_BLOCK_BYTES", block)
+        monkeypatch.setattr(lines_format, "BLOCK_BYTES", block)
     simulate(tmp_path, Simulation(**SIMULATED, format=kind, bad=0.1))
     found, dead = touched(tmp_path)
     assert len(dead) == json.loads((tmp_path / "simulation.json").read_text())["bad"] == 300
@@ -328,8 +329,8 @@ def test_blocks_may_end_anywhere_and_no_line_of_json_spoils_another(
     file: Any, lines: list[tuple[bytes, Any]], block: int, piece: int, end: bytes
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "_BLOCK_BYTES", block)
-        patch.setattr(sources, "_LINES_A_PIECE", piece)
+        patch.setattr(lines_format, "BLOCK_BYTES", block)
+        patch.setattr(lines_format, "LINES_A_PIECE", piece)
         found = outcome(file(b"\n".join(line for line, _ in lines) + end, "jsonl"))
     assert found == {number: what for number, (_, what) in enumerate(lines) if what is not None}
 
@@ -439,8 +440,8 @@ def test_blocks_may_end_anywhere_and_no_line_of_csv_spoils_another(
     file: Any, lines: list[tuple[bytes, Any]], block: int, piece: int, end: bytes
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "_BLOCK_BYTES", block)
-        patch.setattr(sources, "_LINES_A_PIECE", piece)
+        patch.setattr(lines_format, "BLOCK_BYTES", block)
+        patch.setattr(lines_format, "LINES_A_PIECE", piece)
         assert outcome(file(csv_of(line for line, _ in lines) + end, "csv")) == csv_rows(lines)
 
 
@@ -475,7 +476,7 @@ def test_a_malformed_line_is_kept_for_the_operator(file: Any) -> None:
 def test_rows_before_the_end_of_a_gzip_file_that_is_cut_short_survive(
     file: Any, suffix: str, cut: float, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "_BLOCK_BYTES", block)
+    monkeypatch.setattr(lines_format, "BLOCK_BYTES", block)
     rows = [{**event, "user": os.urandom(8).hex()} for event in events(5000)]
     whole = WRITTEN[suffix](rows)
     data = whole[: int(len(whole) * cut)]
@@ -555,7 +556,7 @@ def test_a_row_group_knows_its_row_numbers(file: Any) -> None:
 
 
 def test_a_large_row_group_comes_in_parts_with_the_right_numbers(file: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "_ROWS_A_BATCH", 30)
+    monkeypatch.setattr(parquet_format, "_ROWS_A_BATCH", 30)
     rows = [{**event, "user": None if number % 3 else event["user"]} for number, event in enumerate(events(250))]
     found = outcome(file(parquet(rows, row_group_size=100), "parquet"))
     assert found == {

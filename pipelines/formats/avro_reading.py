@@ -25,7 +25,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from tidegate.pipelines.avro_writing import LARGEST_BLOCK, block_bytes, header_bytes, long_bytes
+from tidegate.pipelines.formats.avro_writing import LARGEST_BLOCK, block_bytes, header_bytes, long_bytes
 
 _INFLATERS: dict[bytes, Any] = {
     b"deflate": lambda: zlib.decompressobj(-zlib.MAX_WBITS),
