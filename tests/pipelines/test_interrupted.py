@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -59,7 +58,9 @@ class Place:
         return [sys.executable, "-m", "tidegate", "run", str(self.spec), "--quiet"]
 
     def start(self) -> subprocess.Popen[str]:
-        return subprocess.Popen(self.command, stderr=subprocess.PIPE, text=True, env=environment())
+        # Whoever runs the tests may have it ignored, as shells do for what they run in the background.
+        ctrl_c = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
+        return subprocess.Popen(self.command, stderr=subprocess.PIPE, text=True, env=environment(), preexec_fn=ctrl_c)
 
     def run(self) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -75,11 +76,11 @@ def environment() -> dict[str, str]:
 
 
 def wait_for(started: subprocess.Popen[str], place: Place, windows: int) -> None:
-    """Until so many windows are published; fails if the run ends before."""
+    """Until so many windows are published, or the run ends."""
     until = time.monotonic() + PATIENCE
-    while len(place.manifests()) < windows:
-        assert started.poll() is None, "the run ended before it could be interrupted"
+    while len(place.manifests()) < windows and started.poll() is None:
         assert time.monotonic() < until, "the run takes too long"
+        time.sleep(0.001)
 
 
 def files(folder: Path) -> Files:
@@ -118,19 +119,23 @@ def place(tmp_path: Path, undisturbed: Place) -> Place:
 
 def test_a_run_that_is_killed_again_and_again_ends_as_if_it_never_was(place: Place, undisturbed: Place) -> None:
     seen: dict[Path, tuple[bytes, int]] = {}
-    for more in (1, 9, 17):
+    kills = []
+    for windows in (1, 24):
+        if len(seen) >= windows:  # the one before came late
+            continue
         started = place.start()
-        wait_for(started, place, len(place.manifests()) + more)
+        wait_for(started, place, windows)
         started.send_signal(signal.SIGKILL)
         started.communicate()
-        assert started.returncode == -signal.SIGKILL
-        there = place.manifests()
-        assert len(there) < WINDOWS, "the run was killed too late to show anything"
         assert_published_windows_are_whole(place.releases)
-        with pytest.raises(ReadError, match="is missing"):
-            read_releases(str(place.releases))
         assert stamps(list(seen)) == seen
-        seen = stamps(there)
+        seen = stamps(place.manifests())
+        if len(seen) < WINDOWS:
+            kills.append(len(seen))
+            assert started.returncode == -signal.SIGKILL
+            with pytest.raises(ReadError, match="is missing"):
+                read_releases(str(place.releases))
+    assert kills, "every kill came too late to show anything"
     done = place.run()
     assert (done.returncode, done.stderr) == (0, "")
     assert stamps(list(seen)) == seen
@@ -139,12 +144,12 @@ def test_a_run_that_is_killed_again_and_again_ends_as_if_it_never_was(place: Pla
 
 def test_a_run_that_is_stopped_by_hand_says_so_and_goes_on_later(place: Place, undisturbed: Place) -> None:
     started = place.start()
-    wait_for(started, place, 2)
+    wait_for(started, place, 1)
     started.send_signal(signal.SIGINT)
     _, said = started.communicate(timeout=PATIENCE)
     assert started.returncode == 130
-    assert said == (
-        "tidegate: interrupted; windows that are published stay, nothing else was left visible: run again to go on\n"
+    assert said.strip() == (
+        "tidegate: interrupted; windows that are published stay, nothing else was left visible: run again to go on"
     )
     assert_published_windows_are_whole(place.releases)
     seen = stamps(place.manifests())
@@ -169,7 +174,7 @@ print(json.dumps([[run.returncode, run.stderr] for run in (first, second)]))
 
 
 @pytest.fixture
-def namespace(tmp_path: Path) -> Iterator[list[str]]:
+def namespace(tmp_path: Path) -> list[str]:
     """How to start a command that may mount."""
     own = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-rm"]
     try:
@@ -180,7 +185,7 @@ def namespace(tmp_path: Path) -> Iterator[list[str]]:
     if not able:
         reason = "a small disk cannot be mounted here: neither as root nor in a namespace of one's own"
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
-    yield own
+    return own
 
 
 def test_a_disk_that_fills_up_is_named_and_after_making_room_the_run_goes_on(

@@ -186,7 +186,7 @@ def test_a_pattern_gives_its_files_in_order_and_at_least_one(tmp_path: Path) -> 
 
 # A stream with bad rows, in every format.
 
-SIMULATED: dict[str, Any] = {"events": 3000, "units": 200, "keys": 40, "windows": 6, "files": 2}
+SIMULATED: dict[str, Any] = {"events": 1500, "units": 200, "keys": 40, "windows": 6, "files": 2}
 
 
 def touched(folder: Path) -> tuple[Counter[Any], list[DeadLetter]]:
@@ -223,8 +223,7 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> Counter[Any]:
     return found
 
 
-@pytest.mark.parametrize("kind", FORMATS)
-@pytest.mark.parametrize("block", [None, 1000], ids=["large blocks", "small blocks"])
+@pytest.mark.parametrize(("kind", "block"), [*((kind, None) for kind in FORMATS), ("jsonl", 1000), ("csv", 1000)])
 def test_every_bad_row_is_a_dead_letter_and_every_good_one_survives(
     tmp_path: Path, clean: Counter[Any], kind: str, block: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,7 +231,7 @@ def test_every_bad_row_is_a_dead_letter_and_every_good_one_survives(
         monkeypatch.setattr(lines_format, "BLOCK_BYTES", block)
     simulate(tmp_path, Simulation(**SIMULATED, format=kind, bad=0.1))
     found, dead = touched(tmp_path)
-    assert len(dead) == json.loads((tmp_path / "simulation.json").read_text())["bad"] == 300
+    assert len(dead) == json.loads((tmp_path / "simulation.json").read_text())["bad"] == 150
     assert found == clean
     places = [(letter.source, letter.row) for letter in dead]
     assert len(set(places)) == len(places)
@@ -318,7 +317,7 @@ def test_a_line_of_json_is_judged_by_itself(file: Any, line: bytes, what: Any, b
     assert found[here + 1] == ("ann", "tide")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lines=st.lists(st.sampled_from([line for line in JSON_LINES.values() if len(line[0]) < 1000]), max_size=20),
     block=st.sampled_from([7, 64, 1 << 20]),
@@ -423,7 +422,7 @@ def test_a_line_of_csv_is_judged_by_itself(file: Any, line: tuple[bytes, Any], b
     assert outcome(file(csv_of(line for line, _ in lines) + b"\n", "csv")) == csv_rows(lines)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lines=st.one_of(
         st.lists(st.sampled_from([*CSV_LINES.values(), *LONG_LINES.values()]), max_size=20),
@@ -471,18 +470,18 @@ def test_a_malformed_line_is_kept_for_the_operator(file: Any) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["jsonl.gz", "csv.gz"])
-@pytest.mark.parametrize("cut", [0.3, 0.5, 0.999])
+@pytest.mark.parametrize("cut", [0.3, 0.999])
 @pytest.mark.parametrize("block", [1 << 12, 1 << 23])
 def test_rows_before_the_end_of_a_gzip_file_that_is_cut_short_survive(
     file: Any, suffix: str, cut: float, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lines_format, "BLOCK_BYTES", block)
-    rows = [{**event, "user": os.urandom(8).hex()} for event in events(5000)]
+    rows = [{**event, "user": os.urandom(8).hex()} for event in events(2000)]
     whole = WRITTEN[suffix](rows)
     data = whole[: int(len(whole) * cut)]
     inflated = zlib.decompressobj(31).decompress(data)
     complete = inflated.count(b"\n") - suffix.startswith("csv")
-    assert 0 < complete < 5000
+    assert 0 < complete < 2000
     assert outcome(file(data, suffix)) == {**expected(rows[:complete]), complete: "truncated"}
 
 

@@ -102,7 +102,7 @@ def values(draw: st.DrawFn, column: str, often_bad: bool) -> tuple[str | None, s
 rows_and_reasons = st.lists(st.tuples(*(values(column, True) for column in COLUMNS)), min_size=1, max_size=25)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(rows_and_reasons, st.booleans())
 def test_a_row_is_counted_or_a_dead_letter_with_reason_number_and_source(
     rows: list[tuple[tuple[str | None, str], ...]], encoded: bool
@@ -127,7 +127,7 @@ def test_a_row_is_counted_or_a_dead_letter_with_reason_number_and_source(
     assert counted([found.contributions]) == {each: min(PER_KEY, count) for each, count in exact.items()}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(*(values(column, False) for column in COLUMNS)), max_size=10),
     st.lists(st.tuples(st.integers(0, 10), st.sampled_from(COLUMNS), st.data()), max_size=6),
