@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import exp
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,4 @@ def plural(word: str, count: int) -> str:
 
 def factor_words(epsilon: float) -> str:
     """e^epsilon as people read it."""
-    from math import exp
-
     return f"{exp(epsilon):.3g}" if epsilon < 700 else "more than 1e304"

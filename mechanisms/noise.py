@@ -21,7 +21,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from tidegate.mechanisms.keyed import BlockCipher, Ids, derive_key
+from tidegate.mechanisms.keyed import BlockCipher, Ids
 from tidegate.mechanisms.table import Ints
 
 WORD_BITS = 128
@@ -37,12 +37,7 @@ class Noise:
     """The random words of one mechanism in one window."""
 
     def __init__(self, seed: bytes) -> None:
-        self._seed = seed
         self._cipher = BlockCipher(seed)
-
-    def child(self, *labels: str | int) -> Noise:
-        """Independent noise for a part of the mechanism that the labels name."""
-        return Noise(derive_key(self._seed, *labels))
 
     def words(self, ids: Ids, count: int) -> Iterator[Words]:
         """`count` independent 128-bit words for every identifier, as (high, low) halves, one position after the other."""

@@ -7,6 +7,7 @@ without a manifest is a gap, and a gap is never read over silently.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
@@ -151,8 +152,6 @@ def _read_rows(path: str, file: dict[str, Any]) -> pa.Table:
 
 
 def _from_jsonl(data: bytes) -> pa.Table:
-    import json
-
     rows = [json.loads(line) for line in data.split(b"\n") if line]
     for row in rows:
         row["window_start"], row["window_end"] = _instant(row["window_start"]), _instant(row["window_end"])

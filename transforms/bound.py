@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import apache_beam as beam
+import numpy as np
+import pyarrow as pa
 from apache_beam.metrics import Metrics
 from apache_beam.utils.windowed_value import PaneInfoTiming
 
@@ -65,9 +67,6 @@ class BoundFn(beam.DoFn):
 
 def split_by_key(table: ExactTable, place: KeyedHash, shards: int) -> Iterator[tuple[int, ExactTable]]:
     """The table in parts, each key always in the same one."""
-    import numpy as np
-    import pyarrow as pa
-
     shard = (place(table.keys)[:, 0] % np.uint64(shards)).astype(np.int64)
     for number in range(shards):
         rows = np.flatnonzero(shard == number)

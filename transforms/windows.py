@@ -76,9 +76,6 @@ class Windows:
             allowed_lateness=0,
         )
 
-    def ticks(self) -> list[int]:
-        return list(range(self.count))
-
 
 def _micros(instant: datetime) -> int:
     return (instant - datetime(1970, 1, 1, tzinfo=timezone.utc)) // timedelta(microseconds=1)
