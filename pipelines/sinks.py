@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -93,8 +94,7 @@ class KeepFn(beam.DoFn):
         try:
             make_private_folder(folder)
             path = folder / f"dead-{hashlib.sha256(data).hexdigest()[:16]}.jsonl"
-            draft = path.with_suffix(".draft")
-            draft.unlink(missing_ok=True)
+            draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # two tries may write at the same moment
             with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(data)
             draft.replace(path)
