@@ -89,6 +89,7 @@ class ReadFn(beam.DoFn):
                 yield item
 
 
+@withheld("reading")
 def _parts(path: str, kind: Format) -> Iterator[tuple[str, int | None]]:
     """What can be read on its own: row groups of Parquet, else whole files."""
     if kind == "parquet":
