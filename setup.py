@@ -13,6 +13,7 @@ REQUIRED = [
     "apache-beam>=2.70",
     "click>=8.1.7",
     "cryptography>=44.0.1",  # AES for noise and keyed hashes; earlier wheels carry an OpenSSL with known holes
+    "duckdb>=1.3",  # expressions of `prepare`, one row at a time
     "fastavro>=1.10",  # Avro schemas that polars cannot read; polars is 20 times faster on the ones it can
     "numpy>=2.1",  # vectorised 64-bit sort, which bounding is built on
     "polars>=1.20",  # columnar Avro reading
@@ -57,6 +58,18 @@ setup(
         # The built-in mechanisms take the same door as everybody else's.
         "tidegate.mechanisms": [
             "truncated-geometric = tidegate.mechanisms.truncated_geometric:TruncatedGeometric",
+            "geometric-threshold = tidegate.mechanisms.geometric_threshold:GeometricThreshold",
+            "optimal-selection = tidegate.mechanisms.optimal_selection:OptimalSelection",
+            "public-keys = tidegate.mechanisms.public_keys:PublicKeys",
+            "range = tidegate.mechanisms.range_release:RangeRelease",
+            "noisy-count = tidegate.mechanisms.noisy_count:NoisyCount",
+            "sum = tidegate.mechanisms.sum:Sum",
+            "mean = tidegate.mechanisms.mean:Mean",
+            "variance = tidegate.mechanisms.variance:Variance",
+            "histogram = tidegate.mechanisms.histogram:Histogram",
+            "quantiles = tidegate.mechanisms.quantiles:Quantiles",
+            "choose = tidegate.mechanisms.choose:Choose",
+            "top-k = tidegate.mechanisms.top_k:TopK",
         ],
     },
 )

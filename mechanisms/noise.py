@@ -12,16 +12,16 @@ address depends on a drawn value. Every bit compares one 128-bit word with one 1
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from decimal import Decimal, localcontext
+from decimal import ROUND_CEILING, Decimal, localcontext
 from fractions import Fraction
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from tidegate.mechanisms.keyed import BlockCipher, Ids
+from tidegate.mechanisms.keyed import BlockCipher, Ids, derive_key
 from tidegate.mechanisms.table import Ints
 
 WORD_BITS = 128
@@ -37,7 +37,12 @@ class Noise:
     """The random words of one mechanism in one window."""
 
     def __init__(self, seed: bytes) -> None:
+        self._seed = seed
         self._cipher = BlockCipher(seed)
+
+    def part(self, number: int) -> Noise:
+        """Words of their own, for a mechanism that draws more than once a key."""
+        return Noise(derive_key(self._seed, "part", number))
 
     def words(self, ids: Ids, count: int) -> Iterator[Words]:
         """`count` independent 128-bit words for every identifier, as (high, low) halves, one position after the other."""
@@ -132,6 +137,56 @@ class BoundedGeometric:
             numerator *= one if bit else unit - one
             at_edge = at_edge and bit == ((self.k - 1) >> b & 1)
         return Fraction(numerator, unit**self.bits)
+
+
+def reach(rate: Decimal) -> int:
+    """How far geometric noise must reach so that what is cut off is below 2^-128: noise without an end, but for that."""
+    with localcontext() as context:
+        context.prec = _DIGITS
+        return int((WORD_BITS * Decimal(2).ln() / rate).to_integral_value(ROUND_CEILING))
+
+
+def cut_off(rate: Decimal, k: int) -> Fraction:
+    """What noise without an end has beyond [-k, k], at most."""
+    with localcontext() as context:
+        context.prec = _DIGITS
+        a = (-rate).exp()
+        return Fraction(2 * a ** (k + 1) / (1 + a))
+
+
+class Coins:
+    """Coins that fall with the probabilities thresholds[i] / 2^128: one word against one threshold."""
+
+    def __init__(self, thresholds: Sequence[int]) -> None:
+        self.thresholds = tuple(thresholds)
+        capped = [min(threshold, 2**WORD_BITS - 1) for threshold in thresholds]
+        self._high = np.array([threshold // _HALF for threshold in capped], dtype=np.uint64)
+        self._low = np.array([threshold % _HALF for threshold in capped], dtype=np.uint64)
+        self._sure = np.array([threshold >= 2**WORD_BITS for threshold in thresholds], dtype=np.bool_)
+
+    def toss(self, word: Words, which: Ints) -> Bits:
+        """For every word, the fall of the coin with that index."""
+        high, low = word
+        top, bottom = self._high[which], self._low[which]
+        fallen: Bits = (high < top) | ((high == top) & (low < bottom)) | self._sure[which]
+        return fallen
+
+
+def decaying_coins(rate: Decimal, most: int) -> list[int]:
+    """exp(-rate g) for g = 0, 1, ... in units of 2^-128, rounded, down to the last that is not 0 (which then follows).
+
+    Raises ValueError if there are more than `most` of them.
+    """
+    with localcontext() as context:
+        context.prec = _DIGITS
+        if WORD_BITS * Decimal(2).ln() / rate > most:
+            raise ValueError(f"epsilon must be larger: a step of the count would matter by only {float(rate):.3g}")
+        factor, weight = (-rate).exp(), Decimal(2**WORD_BITS)
+        found = []
+        while weight >= Decimal("0.5"):
+            found.append(int(weight.to_integral_value()))
+            weight *= factor
+        return [*found, 0]
 
 
 def _threshold(probability: Decimal) -> int:

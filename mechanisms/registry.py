@@ -6,6 +6,7 @@ import difflib
 import inspect
 from collections.abc import Mapping
 from importlib.metadata import entry_points
+from types import MappingProxyType
 from typing import Any, cast
 
 from tidegate.mechanisms.mechanism import Bounds, Mechanism, Role
@@ -26,8 +27,17 @@ def names(roles: tuple[Role, ...]) -> list[str]:
     return sorted({point.name for point in entry_points(group=GROUP) if getattr(point.load(), "role", None) in roles})
 
 
-def build(name: str, roles: tuple[Role, ...], bounds: Bounds, parameters: Mapping[str, Any]) -> Mechanism:
-    """The mechanism of that name, calibrated. Raises MechanismError with a sentence for people."""
+def build(
+    name: str,
+    roles: tuple[Role, ...],
+    bounds: Bounds,
+    parameters: Mapping[str, Any],
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+) -> Mechanism:
+    """The mechanism of that name, calibrated. Raises MechanismError with a sentence for people.
+
+    `defaults` are given to mechanisms that take them.
+    """
     points = list(entry_points(group=GROUP, name=name))
     if not points:
         known = names(roles)
@@ -48,6 +58,7 @@ def build(name: str, roles: tuple[Role, ...], bounds: Bounds, parameters: Mappin
             raise MechanismError(
                 field, f"is not a parameter of {name}; it takes {', '.join(listed)}{_nearest(field, listed)}"
             )
+    parameters = {**{field: value for field, value in defaults.items() if field in takes}, **parameters}
     for field, parameter in takes.items():
         if parameter.default is parameter.empty and field not in parameters:
             raise MechanismError(field, f"is required by {name}; write {field}: and a value")
