@@ -53,7 +53,7 @@ def one_pass(spec: Any, shards: int, clock: Clock) -> None:
     from tidegate.transforms import decode
     from tidegate.transforms.bound import split_by_key
     from tidegate.transforms.coders import ContributionsCoder, ExactTableCoder
-    from tidegate.transforms.contributions import Contributions, Gathering
+    from tidegate.transforms.contributions import Contributions, Gathering, Tally
     from tidegate.transforms.gate import Draws
     from tidegate.transforms.seal import SealFn
 
@@ -98,7 +98,7 @@ def one_pass(spec: Any, shards: int, clock: Clock) -> None:
         with clock("bound: merge and bound"):
             bounded = bounder(Contributions.merge(arrived))
         with clock("count keys"):
-            counted = bounded.count_keys()
+            counted = bounded.count_keys(Tally())
         with clock("split by key"):
             partial = list(split_by_key(counted, place, shards))
         with clock("encode and decode tables"):

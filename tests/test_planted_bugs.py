@@ -15,7 +15,7 @@ from tests.transforms import test_bounding as bounding
 from tests.transforms import test_one_firing as one_firing
 from tests.transforms import test_same_bytes as same_bytes
 from tests.transforms.running import release
-from tidegate.mechanisms import truncated_geometric
+from tidegate.mechanisms import calibration, truncated_geometric
 from tidegate.mechanisms.mechanism import Bounds
 from tidegate.mechanisms.noise import Noise
 from tidegate.transforms import bound, count, decode, gate, seal
@@ -27,14 +27,14 @@ def caught(test: Callable[..., None], *arguments: Any) -> None:
 
 
 def test_a_half_width_one_too_small_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = truncated_geometric.calibrate
+    real = calibration.calibrate
 
     def planted(epsilon: float, delta: float, bounds: Bounds) -> tuple[int, Decimal]:
         k, rate = real(epsilon, delta, bounds)
         return k - 1, rate
 
     exact.test_one_key_keeps_delta_at_every_count_in_both_directions(1.0, 1e-6, 1, 2)
-    monkeypatch.setattr(truncated_geometric, "calibrate", planted)
+    monkeypatch.setattr(calibration, "calibrate", planted)
     caught(exact.test_one_key_keeps_delta_at_every_count_in_both_directions, 1.0, 1e-6, 1, 2)
     caught(exact.test_several_keys_keep_delta_together, 3.0, 1e-2, 3, 1)
     caught(end_to_end.test_these_two_distributions_keep_epsilon_and_delta)

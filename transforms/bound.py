@@ -11,14 +11,13 @@ from typing import Any
 
 import apache_beam as beam
 import numpy as np
-import pyarrow as pa
 from apache_beam.metrics import Metrics
 from apache_beam.utils.windowed_value import PaneInfoTiming
 
 from tidegate.mechanisms.keyed import KeyedHash, derive_key
 from tidegate.mechanisms.table import ExactTable
 from tidegate.transforms.contributions import Contributions
-from tidegate.transforms.decode import make_bounder, stage_key
+from tidegate.transforms.decode import make_bounder, make_tally, stage_key
 from tidegate.transforms.problems import withheld
 from tidegate.transforms.secret import Secret
 from tidegate.transforms.terms import Terms
@@ -51,6 +50,7 @@ class BoundFn(beam.DoFn):
     def setup(self) -> None:
         key = stage_key(self._terms, self._secret)
         self._bounder = make_bounder(self._terms, key)
+        self._tally = make_tally(self._terms)
         self._place = KeyedHash(derive_key(key, "key shards"))
 
     @withheld("bound")
@@ -61,7 +61,7 @@ class BoundFn(beam.DoFn):
             self._late.inc()
             return
         bounded = self._bounder(Contributions.merge(list(element[1])))
-        table = bounded.count_keys()
+        table = bounded.count_keys(self._tally)
         yield from split_by_key(table, self._place, self._shards)
 
 
@@ -71,7 +71,7 @@ def split_by_key(table: ExactTable, place: KeyedHash, shards: int) -> Iterator[t
     for number in range(shards):
         rows = np.flatnonzero(shard == number)
         if len(rows):
-            yield number, ExactTable(table.keys.take(pa.array(rows)), table.counts[rows])
+            yield number, table.take(rows)
 
 
 def is_first_firing(pane: Any) -> bool:

@@ -60,12 +60,32 @@ class ContributionsCoder(_ArrowCoder):
 
 
 class ExactTableCoder(_ArrowCoder):
-    """Exact counts on their way to the gate."""
+    """Exact numbers on their way to the gate."""
 
-    to_batch = staticmethod(
-        lambda table: pa.RecordBatch.from_pydict({"key": table.keys, "count": pa.array(table.counts)})
+    to_batch = staticmethod(lambda table: _table_to_batch(table))
+    from_batch = staticmethod(lambda batch: _table_from_batch(batch))
+
+
+_TOTAL, _SPREAD = "total ", "spread "
+
+
+def _table_to_batch(table: ExactTable) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict(
+        {
+            "key": table.keys,
+            "count": pa.array(table.counts),
+            **{_TOTAL + name: pa.array(column) for name, column in table.totals.items()},
+            **{_SPREAD + name: column for name, column in table.spreads.items()},
+        }
     )
-    from_batch = staticmethod(lambda batch: ExactTable(batch.column("key"), batch.column("count").to_numpy()))
+
+
+def _table_from_batch(batch: pa.RecordBatch) -> ExactTable:
+    def named(prefix: str) -> dict[str, pa.Array]:
+        return {n.removeprefix(prefix): batch.column(n) for n in batch.schema.names if n.startswith(prefix)}
+
+    totals = {name: column.to_numpy() for name, column in named(_TOTAL).items()}
+    return ExactTable(batch.column("key"), batch.column("count").to_numpy(), totals, named(_SPREAD))
 
 
 class RowsCoder(_ArrowCoder):
@@ -73,11 +93,19 @@ class RowsCoder(_ArrowCoder):
 
     to_batch = staticmethod(
         lambda rows: pa.RecordBatch.from_pydict(
-            {"key": rows.keys, "value": pa.array(rows.values), "low": pa.array(rows.low), "high": pa.array(rows.high)}
+            {
+                "key": rows.keys,
+                "value": pa.array(rows.values),
+                "low": pa.array(rows.low),
+                "high": pa.array(rows.high),
+                "part": pa.array(rows.parts),
+            }
         )
     )
     from_batch = staticmethod(
-        lambda batch: Rows(batch.column("key"), *(np.asarray(batch.column(name)) for name in ("value", "low", "high")))
+        lambda batch: Rows(
+            batch.column("key"), *(np.asarray(batch.column(name)) for name in ("value", "low", "high", "part"))
+        )
     )
 
 

@@ -36,6 +36,9 @@ class Fault(IntEnum):
     time_without_offset = 10
     time_without_unit = 11
     time_out_of_range = 12
+    missing_value = 13
+    bad_value = 14
+    not_prepared = 15
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -48,6 +51,7 @@ _MICROS_A_TICK = {"s": 1_000_000, "ms": 1000, "us": 1}
 _RFC3339 = re.compile(
     r"(\d{4})-(\d\d)-(\d\d)[Tt ](\d\d)(?::(\d\d)(?::(\d\d)(?:\.(\d+))?)?)?([Zz]|([+-])(\d\d)(?::?(\d\d))?)?", re.ASCII
 )
+_DECIMAL = r"^\s*[+-]?(\d{1,300}\.?\d{0,300}|\.\d{1,300})([eE][+-]?\d{1,3})?\s*$"
 _LIKELY_RFC3339 = (
     r"^\d{4}-((0[1-9]|1[0-2])-(0[1-9]|1\d|2[0-8])|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31)"
     r"T([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,6})?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)$"
@@ -240,6 +244,32 @@ def _quote(values: pa.Array) -> pa.Array:
         rare = [json.dumps(value.as_py(), ensure_ascii=False) for value in values.filter(control)]
         quoted = pc.replace_with_mask(quoted, control, pa.array(rare, pa.string()))
     return quoted
+
+
+def read_number(column: pa.Array) -> tuple[npt.NDArray[np.float64], Faults]:
+    """Finite numbers, and a fault for each row. Text is read as a decimal number."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    fault = np.zeros(len(column), np.uint8)
+    if column.null_count:
+        fault[column.is_null().to_numpy(zero_copy_only=False)] = Fault.missing_value
+    kind = column.type
+    if _is_text(kind):
+        texts, invalid = _utf8(column)
+        fault[(fault == 0) & invalid] = Fault.invalid_utf8
+        # Not left to the cast alone, which has only one verdict for all rows.
+        decimal = pc.match_substring_regex(texts, _DECIMAL).to_numpy(zero_copy_only=False)
+        fault[(fault == 0) & ~decimal] = Fault.bad_value
+        numbers = pc.if_else(pa.array(fault == 0), pc.utf8_trim_whitespace(texts), "0").cast(pa.float64())
+    elif pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        numbers = column.cast(pa.float64(), safe=False)
+    else:
+        wrong = Fault.missing_value if pa.types.is_null(kind) else Fault.wrong_type
+        return np.zeros(len(column)), np.where(fault > 0, fault, wrong).astype(np.uint8)
+    found = numbers.fill_null(0).to_numpy(zero_copy_only=False).astype(np.float64)
+    finite = np.isfinite(found)
+    fault[(fault == 0) & ~finite] = Fault.bad_value
+    return np.where(finite, found, 0.0), fault
 
 
 def read_time(column: pa.Array, unit: str | None) -> tuple[Codes, Faults]:

@@ -11,8 +11,9 @@ not among the smallest of a part is not among the smallest of the whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,14 +21,18 @@ import pyarrow as pa
 
 from tidegate.mechanisms.keyed import BlockCipher, Ids, KeyedHash, derive_key
 from tidegate.mechanisms.mechanism import Bounds
-from tidegate.mechanisms.table import ExactTable
+from tidegate.mechanisms.table import ExactTable, make_spread, sum_by
+from tidegate.mechanisms.values import Operation, Slot, Spread, Statistic, Value
 
 Codes = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Contributions:
-    """Distinct (window, unit, key) rows, sorted by the three codes. Without counts, every row counts 1."""
+    """Distinct (window, unit, key) rows, sorted by the three codes. Without counts, every row counts 1.
+
+    `values` holds, for each slot that the terms gather, one number a row; `operations` says how two of them become one.
+    """
 
     window: Codes
     unit: Codes
@@ -35,6 +40,8 @@ class Contributions:
     count: Codes | None
     units: Ids
     keys: pa.Array
+    values: tuple[Codes, ...] = ()
+    operations: tuple[Operation, ...] = ()
 
     def __len__(self) -> int:
         return len(self.window)
@@ -44,11 +51,20 @@ class Contributions:
 
     @staticmethod
     def gather(
-        window: Codes, unit: Codes, key: Codes, count: Codes | None, units: Ids, keys: pa.Array
+        window: Codes,
+        unit: Codes,
+        key: Codes,
+        count: Codes | None,
+        units: Ids,
+        keys: pa.Array,
+        values: Sequence[Codes] = (),
+        operations: Sequence[Operation] = (),
     ) -> Contributions:
         """Rows in any order, repeated or not; without counts each row stands for one event."""
-        window, unit, key, count = _sum_distinct(window, unit, key, count, len(units), len(keys))
-        return Contributions(window, unit, key, count, units, keys)
+        groups = _group(window, unit, key, len(units), len(keys), in_order=count is not None or bool(values))
+        counted = _run_lengths(groups.first, len(window)) if count is None else groups.reduce(count, "sum")
+        reduced = tuple(groups.reduce(value, how) for value, how in zip(values, operations, strict=True))
+        return Contributions(groups.window, groups.unit, groups.key, counted, units, keys, reduced, tuple(operations))
 
     @staticmethod
     def merge(parts: Sequence[Contributions]) -> Contributions:
@@ -64,12 +80,25 @@ class Contributions:
             _concat_counts(parts),
             _as_ids(units.dictionary),
             keys.dictionary,
+            [np.concatenate(values) for values in zip(*(part.values for part in parts), strict=True)],
+            parts[0].operations,
         )
 
     def capped(self, per_key: int) -> Contributions:
         """No row counts more than `per_key`. Sums of capped counts, capped again, are what capping once would give."""
         capped = None if self.count is None or per_key == 1 else np.minimum(self.count, per_key)
         return replace(self, count=capped)
+
+    def only(self, keep: npt.NDArray[np.bool_]) -> Contributions:
+        """Some rows, in order, with the same dictionaries."""
+        return replace(
+            self,
+            window=self.window[keep],
+            unit=self.unit[keep],
+            key=self.key[keep],
+            count=None if self.count is None else self.count[keep],
+            values=tuple(value[keep] for value in self.values),
+        )
 
     def take(self, rows: Codes | slice) -> Contributions:
         """Some rows, in order, with dictionaries that hold only what the rows use."""
@@ -82,6 +111,8 @@ class Contributions:
             None if self.count is None else self.count[rows],
             self.units[used_units],
             self.keys.take(pa.array(used_keys)),
+            tuple(value[rows] for value in self.values),
+            self.operations,
         )
 
     def split(self, shards: int) -> Iterator[tuple[int, int, Contributions]]:
@@ -97,15 +128,44 @@ class Contributions:
             window, number = divmod(int(place[rows[0]]), shards)
             yield window, number, self.take(rows)
 
-    def count_keys(self) -> ExactTable:
-        """Sums per key, for rows of a single window."""
-        if self.count is None:
-            sums = np.bincount(self.key, minlength=len(self.keys)).astype(np.int64)
+    def count_keys(self, tally: Tally) -> ExactTable:
+        """What the terms ask of each key, for rows of a single window."""
+        size = len(self.keys)
+        units = np.bincount(self.key, minlength=size).astype(np.int64)
+        gathered = dict(zip(tally.slots, self.values, strict=True))
+        if tally.measured is not None:
+            counts = sum_by(self.key, tally.measured.of_units(gathered), size)
         else:
-            sums = np.zeros(len(self.keys), dtype=np.int64)
-            np.add.at(sums, self.key, self.count)
-        touched = np.flatnonzero(sums)
-        return ExactTable(self.keys.take(pa.array(touched)), sums[touched])
+            counts = units if self.count is None else sum_by(self.key, self.count, size)
+        totals, spreads = {}, {}
+        for need in tally.needs:
+            if isinstance(need, Spread):
+                ones = np.ones(len(self), np.int64)
+                spreads[need.name] = make_spread(self.key, need.of_units(gathered), ones, size)
+            elif need.value is None:
+                totals[need.name] = units
+            else:
+                totals[need.name] = sum_by(self.key, need.of_units(gathered, len(self)), size)
+        touched = np.flatnonzero(units)
+        whole = ExactTable(self.keys, counts, totals, spreads)
+        return whole if len(touched) == size else whole.take(touched)
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What is asked of each key: what the gate measures, if it is a column, and what downstream mechanisms need."""
+
+    slots: tuple[Slot, ...] = ()
+    measured: Value | None = None
+    needs: tuple[Statistic | Spread, ...] = ()
+
+    def empty(self, keys: pa.Array) -> ExactTable:
+        """Keys with nothing behind them."""
+        return ExactTable.empty(
+            keys,
+            [need.name for need in self.needs if isinstance(need, Statistic)],
+            [need.name for need in self.needs if isinstance(need, Spread)],
+        )
 
 
 class Bounder:
@@ -119,35 +179,52 @@ class Bounder:
         self._rank = BlockCipher(derive_key(key, "rank"))
 
     def __call__(self, rows: Contributions) -> Contributions:
-        """At most `keys` keys a unit and window, at most `per_key` each."""
+        """At most `keys` keys a unit and window, at most `per_key` each, at most `total` in all."""
         if not len(rows):
             return rows
-        new_group = np.ones(len(rows), dtype=np.bool_)
-        new_group[1:] = (np.diff(rows.window) != 0) | (np.diff(rows.unit) != 0)
-        starts = np.flatnonzero(new_group)
-        sizes = np.diff(np.append(starts, len(rows)))
-        keep = np.ones(len(rows), dtype=np.bool_)
+        sizes = _group_sizes(rows)
         full = sizes > self._bounds.keys
+        keep = np.ones(len(rows), dtype=np.bool_)
         if full.any():
             crowded = np.flatnonzero(np.repeat(full, sizes))
             keep[crowded] = self._smallest(rows, crowded, sizes[full])
         rows = rows.capped(self._bounds.per_key)
-        if keep.all():
+        if not keep.all():
+            rows = rows.only(keep)
+        return rows if self._bounds.total is None else self._truncated(rows, self._bounds.total)
+
+    def _truncated(self, rows: Contributions, most: int) -> Contributions:
+        """At most so many events of a unit and window: whole keys by rank, the last one in part.
+
+        Mergeable as the choice of keys is: in the whole there is at least as much of smaller rank as in a part.
+        """
+        sizes = _group_sizes(rows)
+        counts = np.ones(len(rows), np.int64) if rows.count is None else rows.count
+        starts = np.cumsum(sizes) - sizes
+        over = np.add.reduceat(counts, starts) > most
+        if not over.any():
             return rows
-        return Contributions(
-            rows.window[keep],
-            rows.unit[keep],
-            rows.key[keep],
-            None if rows.count is None else rows.count[keep],
-            rows.units,
-            rows.keys,
-        )
+        where = np.flatnonzero(np.repeat(over, sizes))
+        rank = self._ranks(rows, where)
+        group = np.repeat(np.arange(int(over.sum())), sizes[over])
+        order = np.lexsort((rank[:, 1], rank[:, 0], group))
+        ordered = counts[where[order]]
+        before = np.cumsum(ordered) - ordered
+        first = np.cumsum(sizes[over]) - sizes[over]
+        before -= np.repeat(before[first], sizes[over])
+        allowed = counts.copy()
+        allowed[where[order]] = np.clip(most - before, 0, ordered)
+        kept = replace(rows, count=None if rows.count is None else allowed)
+        return kept.only(allowed > 0)
+
+    def _ranks(self, rows: Contributions, where: Codes) -> Ids:
+        block = rows.units[rows.unit[where]] ^ self._identify(rows.keys)[rows.key[where]]
+        block[:, 1] ^= (rows.window[where] + self._first_window).view(np.uint64)
+        return self._rank(block)
 
     def _smallest(self, rows: Contributions, where: Codes, sizes: Codes) -> npt.NDArray[np.bool_]:
         """Which of the rows are among the smallest ranks of their group; groups follow each other with these sizes."""
-        block = rows.units[rows.unit[where]] ^ self._identify(rows.keys)[rows.key[where]]
-        block[:, 1] ^= (rows.window[where] + self._first_window).view(np.uint64)
-        rank = self._rank(block)
+        rank = self._ranks(rows, where)
         group = np.repeat(np.arange(len(sizes), dtype=np.uint64), sizes)
         starts = np.cumsum(sizes) - sizes
         # Sorting numbers is ten times faster than sorting positions: put group and the leading bits of the rank into one
@@ -163,6 +240,13 @@ class Bounder:
             place[order] = np.arange(len(order)) - np.repeat(starts, sizes)
             keep = place < self._bounds.keys
         return keep
+
+
+def _group_sizes(rows: Contributions) -> Codes:
+    """How many rows each unit has in each window; its rows follow each other."""
+    new_group = np.ones(len(rows), dtype=np.bool_)
+    new_group[1:] = (np.diff(rows.window) != 0) | (np.diff(rows.unit) != 0)
+    return np.diff(np.append(np.flatnonzero(new_group), len(rows)))
 
 
 class Gathering:
@@ -200,10 +284,29 @@ class Gathering:
         self._parts, self._rows, self._compact_at = [whole], len(whole), max(self.FIRST_COMPACTION, 2 * len(whole))
 
 
-def _sum_distinct(
-    window: Codes, unit: Codes, key: Codes, count: Codes | None, units: int, keys: int
-) -> tuple[Codes, Codes, Codes, Codes]:
-    """Equal (window, unit, key) rows become one, counts summed; sorted."""
+@dataclass(frozen=True)
+class _Groups:
+    """Distinct (window, unit, key), sorted, and where the rows of each begin once all are put in that order."""
+
+    window: Codes
+    unit: Codes
+    key: Codes
+    first: Codes
+    order: Codes | None
+
+    def reduce(self, values: Codes, operation: Operation) -> Codes:
+        """One value a group out of one a row."""
+        if not len(self.first):
+            return values
+        reduced: Codes = _REDUCE[operation].reduceat(values if self.order is None else values[self.order], self.first)
+        return reduced
+
+
+_REDUCE: Mapping[Operation, np.ufunc] = {"sum": np.add, "min": np.minimum, "max": np.maximum}
+
+
+def _group(window: Codes, unit: Codes, key: Codes, units: int, keys: int, in_order: bool) -> _Groups:
+    """Groups of equal rows. Without `in_order` nothing but the rows themselves is wanted, and sorting them is faster."""
     key_bits = max(1, (keys - 1).bit_length())
     unit_bits = max(1, (units - 1).bit_length())
     window_bits = int(window.max(initial=0)).bit_length()
@@ -213,25 +316,22 @@ def _sum_distinct(
         new = np.ones(len(order), dtype=np.bool_)
         new[1:] = (np.diff(window) != 0) | (np.diff(unit) != 0) | (np.diff(key) != 0)
         first = np.flatnonzero(new)
-        summed = _run_lengths(first, len(order)) if count is None else _run_sums(count[order], first)
-        return window[first], unit[first], key[first], summed
+        return _Groups(window[first], unit[first], key[first], first, order)
     packed = (((window << unit_bits) | unit) << key_bits) | key
-    if count is None:
+    order = np.argsort(packed, kind="stable") if in_order else None
+    if order is None:
         packed.sort()
-        ordered = packed
-    else:
-        order = np.argsort(packed, kind="stable")
-        ordered = packed[order]
+    ordered = packed if order is None else packed[order]
     new = np.ones(len(ordered), dtype=np.bool_)
     np.not_equal(ordered[1:], ordered[:-1], out=new[1:])
     first = np.flatnonzero(new)
-    summed = _run_lengths(first, len(ordered)) if count is None else _run_sums(count[order], first)
     distinct = ordered[first]
-    return (
+    return _Groups(
         distinct >> (unit_bits + key_bits),
         (distinct >> key_bits) & ((1 << unit_bits) - 1),
         distinct & ((1 << key_bits) - 1),
-        summed,
+        first,
+        order,
     )
 
 
@@ -243,10 +343,6 @@ def _concat_counts(parts: Sequence[Contributions]) -> Codes | None:
 
 def _run_lengths(first: Codes, total: int) -> Codes:
     return np.diff(np.append(first, total))
-
-
-def _run_sums(values: Codes, first: Codes) -> Codes:
-    return np.add.reduceat(values, first) if len(first) else values
 
 
 def _compact(codes: Codes, size: int) -> tuple[Codes, Codes]:
@@ -286,11 +382,14 @@ def to_batch(rows: Contributions) -> pa.RecordBatch:
     }
     if rows.count is not None:
         columns["count"] = pa.array(rows.count)
+    for place, (value, operation) in enumerate(zip(rows.values, rows.operations, strict=True)):
+        columns[f"{operation} {place}"] = pa.array(value)
     return pa.RecordBatch.from_pydict(columns)
 
 
 def from_batch(batch: pa.RecordBatch) -> Contributions:
     window, unit, key = batch.column("window"), batch.column("unit"), batch.column("key")
+    slots = [name for name in batch.schema.names if " " in name]
     return Contributions(
         window.to_numpy().astype(np.int64),
         unit.indices.to_numpy().astype(np.int64),
@@ -298,4 +397,6 @@ def from_batch(batch: pa.RecordBatch) -> Contributions:
         batch.column("count").to_numpy() if "count" in batch.schema.names else None,
         _as_ids(unit.dictionary),
         key.dictionary,
+        tuple(batch.column(name).to_numpy() for name in slots),
+        tuple(cast(Operation, name.split()[0]) for name in slots),
     )

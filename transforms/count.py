@@ -10,6 +10,8 @@ from functools import reduce
 from typing import Any
 
 import apache_beam as beam
+import numpy as np
+import pyarrow.compute as pc
 
 from tidegate.mechanisms.keyed import KeyedHash, add_digests, derive_key
 from tidegate.mechanisms.table import ExactTable
@@ -21,6 +23,30 @@ from tidegate.transforms.secret import Secret
 from tidegate.transforms.terms import Terms
 
 DIGEST = "digest"
+
+
+class TableDigest:
+    """A digest of everything in an exact table: any difference in any column makes it another one."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._identify = KeyedHash(key)
+
+    def __call__(self, table: ExactTable) -> bytes:
+        ids = self._identify(table.keys)
+        digest = self._identify.digest(ids, table.counts)
+        for name, column in table.totals.items():
+            digest = add_digests(digest, self._of_column(name).digest(ids, column))
+        for name, spread in table.spreads.items():
+            lengths = pc.list_value_length(spread).to_numpy(zero_copy_only=False)
+            items, rows = spread.flatten(), np.repeat(ids, lengths, axis=0)
+            # The bucket becomes part of the identifier, which tells a key's buckets apart.
+            rows[:, 1] += items.field("bucket").to_numpy().astype(np.uint64)
+            digest = add_digests(digest, self._of_column(name).digest(rows, items.field("count").to_numpy()))
+        return digest
+
+    def _of_column(self, name: str) -> KeyedHash:
+        return KeyedHash(derive_key(self._key, "column", name))
 
 
 class Count(beam.PTransform[Any, Any]):
@@ -55,7 +81,7 @@ class CountFn(beam.DoFn):
 
     @withheld("count")
     def setup(self) -> None:
-        self._hash = KeyedHash(derive_key(stage_key(self._terms, self._secret), "digest"))
+        self._digest = TableDigest(derive_key(stage_key(self._terms, self._secret), "digest"))
 
     @withheld("count")
     def process(self, element: tuple[int, Iterable[ExactTable]], pane: Any = beam.DoFn.PaneInfoParam) -> Iterator[Any]:
@@ -63,7 +89,7 @@ class CountFn(beam.DoFn):
             return
         table = ExactTable.merge(list(element[1]))
         yield table
-        yield beam.pvalue.TaggedOutput(DIGEST, (0, self._hash.digest(self._hash(table.keys), table.counts)))
+        yield beam.pvalue.TaggedOutput(DIGEST, (0, self._digest(table)))
 
 
 def _whole_digest(element: tuple[int, Iterable[bytes]]) -> bytes:

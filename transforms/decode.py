@@ -22,8 +22,10 @@ from apache_beam.transforms.window import GlobalWindow
 from apache_beam.utils.windowed_value import WindowedValue
 
 from tidegate.mechanisms.keyed import KeyedHash, derive_key
-from tidegate.transforms.columns import ROW, Fault, TextColumn, join_keys, read_text, read_time
-from tidegate.transforms.contributions import Bounder, Contributions, Gathering
+from tidegate.mechanisms.mechanism import Bounds, admitted_by
+from tidegate.transforms.columns import ROW, Fault, TextColumn, join_keys, read_number, read_text, read_time
+from tidegate.transforms.contributions import Bounder, Contributions, Gathering, Tally
+from tidegate.transforms.prepare import Preparer
 from tidegate.transforms.problems import withheld
 from tidegate.transforms.secret import Secret
 from tidegate.transforms.terms import Terms
@@ -59,6 +61,7 @@ class Decoded:
     earliest: npt.NDArray[np.int64]
     dead: list[DeadLetter]
     outside: int
+    left_out: int
 
 
 class Decoder:
@@ -67,32 +70,76 @@ class Decoder:
     def __init__(self, terms: Terms, key: bytes) -> None:
         self._columns = terms.columns
         self._windows = terms.window.windows
-        self._per_key = terms.bounds.per_key
+        self._per_key = terms.bound.per_key
+        self._slots = terms.slots
+        self._gate = terms.gate_mechanism
+        self._prepare = Preparer(terms.prepare) if terms.prepare.steps else None
         self._identify = KeyedHash(derive_key(key, "units"))
 
     def __call__(self, batch: pa.RecordBatch) -> Decoded:
+        dead: list[DeadLetter] = []
+        origin: npt.NDArray[np.int64] | None = None
+        raw, left_out = batch, 0
+        if self._prepare is not None:
+            prepared = self._prepare(batch)
+            dead += _letters(raw, prepared.failed, np.full(len(prepared.failed), Fault.not_prepared, np.uint8))
+            left_out = len(batch) - len(prepared.rows) - len(prepared.failed)
+            batch, origin = prepared.batch, prepared.rows
         unit = self._text(batch, self._columns.unit, Fault.missing_unit, limit=1 << 16, empty=Fault.empty_unit)
         parts = [self._text(batch, name, Fault.missing_key, self._columns.max_key_bytes) for name in self._columns.key]
         key = parts[0] if len(parts) == 1 else join_keys(parts, self._columns.max_key_bytes)
-        if self._columns.time in batch.schema.names:
-            times, time_fault = read_time(batch.column(self._columns.time), self._columns.time_unit)
-        else:
-            times, time_fault = np.zeros(len(batch), np.int64), np.full(len(batch), Fault.missing_column, np.uint8)
-        fault = np.where(unit.fault > 0, unit.fault, np.where(key.fault > 0, key.fault, time_fault))
-        dead: list[DeadLetter] = []
+        times, time_fault = self._times(batch)
+        values, value_fault = self._values(batch)
+        fault = unit.fault
+        for other in (key.fault, time_fault, value_fault):
+            fault = np.where(fault > 0, fault, other)
         unit_codes, key_codes = unit.codes, key.codes
+        admitted = admitted_by(self._gate, key.values)
+        good = fault == 0
         if fault.any():
-            dead = _letters(batch, fault)
-            good = np.flatnonzero(fault == 0)
-            unit_codes, key_codes, times = unit_codes[good], key_codes[good], times[good]
+            bad = np.flatnonzero(fault)
+            dead += _letters(raw, bad if origin is None else origin[bad], fault[bad])
+        if admitted is not None and not admitted.all():
+            known = good & admitted[key_codes]
+            left_out += int(good.sum() - known.sum())
+            good = known
+        if not good.all():
+            rows = np.flatnonzero(good)
+            unit_codes, key_codes, times = unit_codes[rows], key_codes[rows], times[rows]
+            values = [value[rows] for value in values]
         rows, window = self._windows.assign(times)
         outside = len(times) - len(np.unique(rows) if self._windows.size > self._windows.every else rows)
         earliest = np.full(self._windows.count if len(window) else 0, np.iinfo(np.int64).max)
         np.minimum.at(earliest, window, times[rows])
         contributions = Contributions.gather(
-            window, unit_codes[rows], key_codes[rows], None, self._identify(unit.values), key.values
+            window,
+            unit_codes[rows],
+            key_codes[rows],
+            None,
+            self._identify(unit.values),
+            key.values,
+            [value[rows] for value in values],
+            [slot.operation for slot in self._slots],
         ).capped(self._per_key)
-        return Decoded(contributions, earliest, dead, outside)
+        return Decoded(contributions, earliest, dead, outside, left_out)
+
+    def _times(self, batch: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+        if self._columns.time not in batch.schema.names:
+            return np.zeros(len(batch), np.int64), np.full(len(batch), Fault.missing_column, np.uint8)
+        return read_time(batch.column(self._columns.time), self._columns.time_unit)
+
+    def _values(self, batch: pa.RecordBatch) -> tuple[list[npt.NDArray[np.int64]], npt.NDArray[np.uint8]]:
+        """The numbers that the slots gather, in steps; a row needs all of them."""
+        fault = np.zeros(len(batch), np.uint8)
+        numbers: dict[str, npt.NDArray[np.float64]] = {"": np.ones(len(batch))}
+        for name in {slot.column for slot in self._slots} - {""}:
+            if name in batch.schema.names:
+                numbers[name], wrong = read_number(batch.column(name))
+            else:
+                numbers[name] = np.zeros(len(batch))
+                wrong = np.full(len(batch), Fault.missing_column, np.uint8)
+            fault = np.where(fault > 0, fault, wrong)
+        return [slot.read(numbers[slot.column]) for slot in self._slots], fault
 
     def _text(
         self, batch: pa.RecordBatch, name: str, missing: Fault, limit: int, empty: Fault = Fault.none
@@ -122,6 +169,7 @@ class DecodeFn(beam.DoFn):
         self._terms, self._secret, self._shards = terms, secret, shards
         self._read = Metrics.counter("tidegate", "rows_read")
         self._outside = Metrics.counter("tidegate", "rows_outside_range")
+        self._left_out = Metrics.counter("tidegate", "rows_left_out")
 
     @withheld("decode")
     def setup(self) -> None:
@@ -140,6 +188,8 @@ class DecodeFn(beam.DoFn):
         for begin in range(0, len(batch), _ROWS_A_BATCH):
             decoded = self._decoder(_slice(batch, begin))
             self._outside.inc(decoded.outside)
+            if decoded.left_out:
+                self._left_out.inc(decoded.left_out)
             for letter in decoded.dead:
                 Metrics.counter("tidegate", f"dead_{letter.reason}").inc()
                 yield beam.pvalue.TaggedOutput(DEAD, letter)
@@ -171,7 +221,13 @@ def stage_key(terms: Terms, secret: Secret) -> bytes:
 
 def make_bounder(terms: Terms, key: bytes) -> Bounder:
     windows: Windows = terms.window.windows
-    return Bounder(derive_key(key, "bound"), terms.bounds, windows.start // windows.every)
+    # In events, where the mechanisms' bounds are in steps of the measure.
+    bounds = Bounds(terms.bounds.keys, terms.bound.per_key, terms.prepare.truncate)
+    return Bounder(derive_key(key, "bound"), bounds, windows.start // windows.every)
+
+
+def make_tally(terms: Terms) -> Tally:
+    return Tally(terms.slots, terms.gate.measure.value, terms.needs)
 
 
 def _slice(batch: pa.RecordBatch, begin: int) -> pa.RecordBatch:
@@ -183,18 +239,19 @@ def _slice(batch: pa.RecordBatch, begin: int) -> pa.RecordBatch:
     return batch.slice(begin, _ROWS_A_BATCH).replace_schema_metadata(metadata)
 
 
-def _letters(batch: pa.RecordBatch, fault: npt.NDArray[np.uint8]) -> list[DeadLetter]:
+def _letters(batch: pa.RecordBatch, bad: npt.NDArray[np.int64], fault: npt.NDArray[np.uint8]) -> list[DeadLetter]:
     """The rows that fail, one by one: this is the slow path, and only they take it."""
+    if not len(bad):
+        return []
     metadata = batch.schema.metadata or {}
     source = metadata.get(SOURCE, b"").decode(errors="replace")
     first = int(metadata.get(FIRST_ROW, b"0"))
-    bad = np.flatnonzero(fault)
     columns = {name: column.take(pa.array(bad)) for name, column in zip(batch.schema.names, batch.columns, strict=True)}
     numbers = columns.pop(ROW, pa.array(bad + first))
     letters = []
-    for place, row in enumerate(bad):
+    for place in range(len(bad)):
         raw = json.dumps({name: _show(column[place]) for name, column in columns.items()}, ensure_ascii=False)
-        letters.append(DeadLetter(Fault(fault[row]).name, source, numbers[place].as_py(), raw))
+        letters.append(DeadLetter(Fault(fault[place]).name, source, numbers[place].as_py(), raw))
     return letters
 
 

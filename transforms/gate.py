@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import apache_beam as beam
+import pyarrow as pa
 
 from tidegate.mechanisms.keyed import KeyedHash, derive_key
+from tidegate.mechanisms.mechanism import public_keys_of
 from tidegate.mechanisms.noise import Noise
 from tidegate.mechanisms.table import ExactTable, Rows
+from tidegate.transforms.bound import split_by_key
 from tidegate.transforms.coders import typed
-from tidegate.transforms.decode import stage_key
+from tidegate.transforms.decode import make_tally, stage_key
 from tidegate.transforms.problems import withheld
 from tidegate.transforms.secret import Secret
 from tidegate.transforms.terms import Terms
@@ -50,9 +54,32 @@ class GateFn(beam.DoFn):
             table, self._draws.identify(table.keys), self._draws.noise(window, digest, 0)
         )
         if len(rows):
-            yield 0, rows
+            yield 0, in_numbers(rows, self._terms)
             if self._terms.then:
                 yield beam.pvalue.TaggedOutput(KEPT, table.restrict(rows.keys))
+
+
+def in_numbers(rows: Rows, terms: Terms) -> Rows:
+    """Steps of the gate's measure as the numbers they stand for."""
+    shown = terms.gate.measure.shown
+    return replace(rows, values=shown(rows.values), low=shown(rows.low), high=shown(rows.high))
+
+
+class PublicKeysFn(beam.DoFn):
+    """Every window's table holds the public keys, also where nobody touched them: shards of nothing, to be added to."""
+
+    def __init__(self, terms: Terms, secret: Secret, shards: int) -> None:
+        self._terms, self._secret, self._shards = terms, secret, shards
+
+    @withheld("gate")
+    def setup(self) -> None:
+        keys = pa.array(public_keys_of(self._terms.gate_mechanism), pa.string())
+        place = KeyedHash(derive_key(stage_key(self._terms, self._secret), "key shards"))
+        self._parts = list(split_by_key(make_tally(self._terms).empty(keys), place, self._shards))
+
+    @withheld("gate")
+    def process(self, _: object) -> Iterator[tuple[int, ExactTable]]:
+        yield from self._parts
 
 
 class Draws:
@@ -69,7 +96,7 @@ class Draws:
 
     def noise(self, carrier: Any, digest: bytes, mechanism: int) -> Noise:
         begin, end = self._windows.bounds(self._windows.carried(carrier))
-        name = self._terms.gate.mechanism if mechanism == 0 else self._terms.then[mechanism - 1].mechanism
+        name = self._terms.mechanism_name(mechanism)
         seed = derive_key(
             self._key, "window", int(begin.timestamp()), int(end.timestamp()), digest, "mechanism", mechanism, name
         )

@@ -108,7 +108,7 @@ def _one(model: type[BaseModel], error: ErrorDetails) -> str:
         return f"{name} is required and missing; write {example}"
     if kind == "value_error":
         message = str(error["ctx"]["error"]) if "ctx" in error else error["msg"]
-        if not place:
+        if not place or message.startswith(name):
             return message
         return f"{name}.{message}" if _names_a_field(holder, field, message) else f"{name} {message}"
     ours = _RULES.get(kind, "").format(**error.get("ctx", {}))

@@ -17,16 +17,18 @@ ROW_SCHEMA = pa.schema(
         pa.field("window_end", _INSTANT, nullable=False),
         pa.field("measure", pa.string(), nullable=False),
         pa.field("key", pa.string(), nullable=False),
-        pa.field("value", pa.float64(), nullable=False),
-        pa.field("low", pa.float64(), nullable=False),
-        pa.field("high", pa.float64(), nullable=False),
+        pa.field("value", pa.float64()),
+        pa.field("low", pa.float64()),
+        pa.field("high", pa.float64()),
         pa.field("mechanism", pa.string(), nullable=False),
         pa.field("epsilon", pa.float64(), nullable=False),
         pa.field("delta", pa.float64(), nullable=False),
         pa.field("spec_digest", pa.string(), nullable=False),
     ]
 )
-"""One schema for every mechanism. Counts are whole numbers; other measures need not be."""
+"""One schema for every mechanism. Counts are whole numbers; other measures need not be.
+
+A value is null where only the key is published, an end of the range where none is promised."""
 
 
 @dataclass(frozen=True)

@@ -33,12 +33,14 @@ from apache_beam.transforms.window import GlobalWindow, GlobalWindows
 from apache_beam.utils.timestamp import MAX_TIMESTAMP
 from apache_beam.utils.windowed_value import WindowedValue
 
+from tidegate.mechanisms.mechanism import public_keys_of
+from tidegate.mechanisms.table import ExactTable
 from tidegate.transforms.bound import Bound
 from tidegate.transforms.coders import register
 from tidegate.transforms.columns import rows_to_batches
 from tidegate.transforms.count import Count
 from tidegate.transforms.decode import DEAD, Decode
-from tidegate.transforms.gate import KEPT, Gate
+from tidegate.transforms.gate import KEPT, Gate, PublicKeysFn
 from tidegate.transforms.problems import SpecError, withheld
 from tidegate.transforms.seal import Seal, Ticks
 from tidegate.transforms.secret import Secret
@@ -95,14 +97,19 @@ class PrivateReleases(beam.PTransform[Any, Any]):
         )
         if self._dead_letters is not None:
             decoded[DEAD] | "dead letters" >> self._dead_letters
-        tables, digests = (
+        partial = (
             decoded["contributions"]
             | "Into windows" >> windows.into_carriers()
             | "bound" >> Bound(terms, secret, self._shards)
-            | "count" >> Count(terms, secret)
         )
-        gated = (tables, digests) | "gate" >> Gate(terms, secret)
         ticks = events.pipeline | "ticks" >> Ticks(windows) | "Ticks into windows" >> windows.into_carriers()
+        if public_keys_of(terms.gate_mechanism):
+            public = ticks | "Public keys" >> beam.ParDo(PublicKeysFn(terms, secret, self._shards)).with_output_types(
+                tuple[int, ExactTable]
+            )
+            partial = (partial, public) | "Add public keys" >> beam.Flatten()
+        tables, digests = partial | "count" >> Count(terms, secret)
+        gated = (tables, digests) | "gate" >> Gate(terms, secret)
         parts = [gated["rows"], ticks]
         if terms.then:
             parts.append((gated[KEPT], digests) | "then" >> Then(terms, secret))
@@ -115,8 +122,7 @@ class BatchFn(beam.DoFn):
     ROWS = 1 << 14
 
     def __init__(self, terms: Terms) -> None:
-        columns = terms.columns
-        self._names = [columns.unit, *columns.key, columns.time]
+        self._names = terms.event_columns
 
     def start_bundle(self) -> None:
         self._rows: list[Mapping[str, Any]] = []

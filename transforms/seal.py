@@ -18,7 +18,7 @@ from tidegate.mechanisms.table import Rows
 from tidegate.transforms.bound import is_first_firing
 from tidegate.transforms.problems import withheld
 from tidegate.transforms.release import ROW_SCHEMA, Release
-from tidegate.transforms.terms import Terms
+from tidegate.transforms.terms import MechanismTerms, Terms
 from tidegate.transforms.windows import Windows
 from tidegate.version import __version__
 
@@ -102,24 +102,23 @@ class SealFn(beam.DoFn):
         terms = self._terms
         begin, end = terms.window.windows.bounds(window)
         guarantee = terms.mechanisms[number].guarantee
-        name = terms.gate.mechanism if number == 0 else terms.then[number - 1].mechanism
-        measure = terms.gate.measure if number == 0 else name
-        order = pc.sort_indices(rows.keys)
+        order = pc.sort_indices(rows.keys)  # stable: the numbers of a key stay in the mechanism's order
         constants = {
             "stream": terms.stream,
             "window_start": begin,
             "window_end": end,
-            "measure": measure,
-            "mechanism": name,
+            "mechanism": terms.mechanism_name(number),
             "epsilon": guarantee.epsilon,
             "delta": guarantee.delta,
             "spec_digest": terms.digest,
         }
         columns = {
+            "measure": pa.array(terms.measures(number), pa.string()).take(pa.array(rows.parts)).take(order),
             "key": rows.keys.take(order),
-            "value": pa.array(rows.values).take(order),
-            "low": pa.array(rows.low).take(order),
-            "high": pa.array(rows.high).take(order),
+            **{
+                name: pa.array(column, from_pandas=True).take(order)  # NaN, what is not said, becomes null
+                for name, column in (("value", rows.values), ("low", rows.low), ("high", rows.high))
+            },
         }
         arrays = [
             columns[f.name] if f.name in columns else pa.repeat(pa.scalar(constants[f.name], f.type), len(rows))
@@ -152,19 +151,30 @@ def manifest(terms: Terms, window: int, rows: int) -> Mapping[str, Any]:
         },
         "key_columns": list(terms.columns.key),
         "gate": {
-            "measure": terms.gate.measure,
+            "measure": terms.gate.measure.meaning(),
             "mechanism": terms.gate.mechanism,
-            **terms.gate.parameters(),
+            **public_parameters(terms.gate),
             **terms.gate_mechanism.describe(),
         },
         "then": [
-            {"mechanism": item.mechanism, **item.parameters(), **mechanism.describe()}
-            for item, mechanism in zip(terms.then, terms.mechanisms[1:], strict=True)
+            {
+                "mechanism": item.mechanism,
+                "measures": list(terms.measures(number)),
+                "delta": terms.mechanisms[number].guarantee.delta,
+                **public_parameters(item),
+                **terms.mechanisms[number].describe(),
+            }
+            for number, item in enumerate(terms.then, start=1)
         ],
         "rows": rows,
         "spec_digest": terms.digest,
         "software": f"tidegate {__version__}",
     }
+
+
+def public_parameters(terms: MechanismTerms) -> dict[str, Any]:
+    """What the spec says of a mechanism; a long list of keys is counted by the mechanism itself."""
+    return {name: value for name, value in terms.parameters().items() if name != "keys"}
 
 
 def rfc3339(instant: Any) -> str:

@@ -12,16 +12,30 @@ import hashlib
 import json
 import math
 import re
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from functools import cached_property
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SkipValidation,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import PydanticKnownError
 
 from tidegate.mechanisms.guarantee import Guarantee, compose
-from tidegate.mechanisms.mechanism import Bounds, Gate, Mechanism
+from tidegate.mechanisms.mechanism import Bounds, Gate, Mechanism, measures_of, needs_of
 from tidegate.mechanisms.registry import MechanismError, build
+from tidegate.mechanisms.values import Slot, Spread, Statistic
+from tidegate.mechanisms.weighted import Weighted
+from tidegate.transforms.measure import Measure, parse_measure
+from tidegate.transforms.prepare import Preparation, parse_prepare
 from tidegate.transforms.problems import SpecError, sentence, shown
 from tidegate.transforms.windows import Windows
 
@@ -82,6 +96,26 @@ def _key_columns(value: object) -> object:
     if len(set(columns)) != len(columns):
         raise ValueError(f"must name each column once, not {shown(value)}; leave the repeated one out")
     return tuple(columns)
+
+
+def _key_text(value: object) -> object:
+    """A key of several columns is written as a list of their texts."""
+    if isinstance(value, (list, tuple)) and all(isinstance(part, str) for part in value):
+        return json.dumps(list(value), ensure_ascii=False, separators=(",", ":"))
+    return value
+
+
+def _key_texts(value: object) -> object:
+    return [_key_text(key) for key in value] if isinstance(value, list) else value
+
+
+def _own_utility(value: object) -> object:
+    if value is not None and value != "own":
+        raise ValueError(
+            f"must be a key's own measure times a public weight, and {shown(value)} looks at other keys: one unit would "
+            f"change every key's utility at once, and no bound on a single one keeps epsilon; write weights: {{key: 2}}"
+        )
+    return value
 
 
 def _no_truth_value(value: object) -> object:
@@ -193,16 +227,38 @@ class MechanismTerms(BaseModel):
 class GateTerms(MechanismTerms):
     """What decides which keys appear, and publishes their counts."""
 
-    measure: Literal["units", "events"] = Field(default="units", examples=["units"])
+    measure: Annotated[SkipValidation[Measure], BeforeValidator(parse_measure)] = Field(
+        default=Measure(), examples=["units"]
+    )
     mechanism: str = Field(default="truncated-geometric", examples=["truncated-geometric"])
     delta: Number = Field(gt=0, lt=1, examples=["1e-9"])
+    weights: dict[str, Number] | None = Field(default=None, min_length=1, examples=["{one: 2, another: 0}"])
+    other_weight: Number = Field(default=1, examples=["1"])
+    utility: Annotated[str | None, BeforeValidator(_own_utility)] = Field(default=None, examples=["own"])
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keys_of_several_columns(cls, data: Any) -> Any:
+        return {**data, "keys": _key_texts(data["keys"])} if isinstance(data, dict) and "keys" in data else data
+
+    @model_validator(mode="after")
+    def _weights_fit(self) -> GateTerms:
+        if self.weights is None and "other_weight" in self.model_fields_set:
+            raise ValueError("other_weight must stand beside weights, and there are none; write weights: {key: 2}")
+        if self.weights is not None and self.mechanism in ("public-keys", "range"):
+            raise ValueError(
+                f"weights must belong to a gate with a threshold, and {self.mechanism} has none; leave them out, "
+                f"or write mechanism: truncated-geometric and a weight of .inf for public keys"
+            )
+        return self
 
 
 class ThenTerms(MechanismTerms):
     """A mechanism that runs on the keys the gate let through."""
 
     mechanism: str = Field(examples=["name-of-a-mechanism"])
-    delta: Number = Field(default=0.0, ge=0, lt=1, examples=["1e-9"])
+    delta: Number | None = Field(default=None, ge=0, lt=1, examples=["1e-9"])
+    name: str | None = Field(default=None, min_length=1, max_length=128, examples=["spend"])
 
 
 class Terms(Part):
@@ -214,40 +270,137 @@ class Terms(Part):
     bound: Bound = Field(examples=["{keys: 3}"])
     gate: GateTerms = Field(examples=["{epsilon: 1.0, delta: 1e-9}"])
     then: tuple[ThenTerms, ...] = Field(default=(), examples=["[]"])
+    prepare: Annotated[SkipValidation[Preparation], BeforeValidator(parse_prepare)] = Field(
+        default=parse_prepare(None), examples=['{where: "status < 400"}']
+    )
 
     @model_validator(mode="after")
     def _agree(self) -> Terms:
-        if self.gate.measure == "units" and self.bound.per_key != 1:
+        if self.gate.measure.kind != "events" and self.bound.per_key != 1:
+            why = "a unit counts once a key" if self.gate.measure.kind == "units" else "low and high bound a unit's sum"
             raise ValueError(
-                f"bound.per_key must be 1 when gate.measure is units, not {self.bound.per_key}: a unit counts once a key; "
+                f"bound.per_key must be 1 when gate.measure is {self.gate.measure.label}, not {self.bound.per_key}: {why}; "
                 f"write per_key: 1, or measure: events"
             )
         try:
             _ = self.mechanisms
         except MechanismError as problem:
             raise ValueError(f"{problem.field} {problem}") from None
+        try:
+            _ = self.guarantee
+        except ValueError as problem:
+            raise ValueError(f"gate.{problem}") from None
+        self._check_names()
+        self._check_values()
         return self
+
+    def _check_names(self) -> None:
+        """Rows of different meaning must be told apart by their measure."""
+        seen: dict[str, int] = {}
+        for index in range(len(self.then)):
+            for measure in self.measures(index + 1):
+                if measure in seen:
+                    raise ValueError(
+                        f"then[{index}].name is needed, since then[{seen[measure]}] publishes {measure} too; "
+                        f"write name: and another word"
+                    )
+                seen[measure] = index
+
+    def _check_values(self) -> None:
+        for slot in self.slots:
+            if slot.column in (self.columns.unit, self.columns.time):
+                raise ValueError(
+                    f"columns.{'unit' if slot.column == self.columns.unit else 'time'} must not be summed or averaged, and "
+                    f"{slot.column!r} is; write another column"
+                )
 
     @property
     def bounds(self) -> Bounds:
-        return Bounds(self.bound.keys, self.bound.per_key)
+        """What one unit can change of the gate's measure, in its steps."""
+        most = self.prepare.truncate
+        keys = self.bound.keys if most is None else min(self.bound.keys, most)
+        value = self.gate.measure.value
+        if value is not None:
+            return Bounds(keys, value.reach, swing=max(value.high, 0) - min(value.low, 0))
+        return Bounds(keys, self.bound.per_key, most if self.gate.measure.kind == "events" else None)
 
     @cached_property
     def mechanisms(self) -> tuple[Mechanism, ...]:
         """The gate first, then the downstream ones, calibrated."""
-        built = [_build("gate", self.gate, ("gate",), self.bounds)]
+        built: list[Mechanism] = [self._build_gate()]
         for index, terms in enumerate(self.then):
-            built.append(_build(f"then[{index}]", terms, ("per-key", "per-window"), self.bounds))
+            built.append(
+                _build(f"then[{index}]", terms, ("per-key", "per-window"), self.bounds, {"delta": self._share_of_delta})
+            )
         return tuple(built)
+
+    def _build_gate(self) -> Mechanism:
+        gate = self.gate
+        if gate.weights is None:
+            return _build("gate", gate, ("gate",), self.bounds)
+        try:
+            return Weighted(
+                self.bounds,
+                lambda bounds: cast(Gate, _build("gate", gate, ("gate",), bounds)),
+                gate.weights,
+                gate.other_weight,
+                epsilon=gate.epsilon,
+                delta=gate.delta,
+            )
+        except MechanismError:
+            raise
+        except ValueError as problem:
+            field, _, rest = str(problem).partition(" ")
+            raise MechanismError(f"gate.{field}", rest) from None
+
+    @property
+    def _share_of_delta(self) -> float:
+        """What a downstream mechanism gets unless it says otherwise: all of them together as much as the gate."""
+        return self.gate.delta / max(1, len(self.then))
 
     @property
     def gate_mechanism(self) -> Gate:
         return cast(Gate, self.mechanisms[0])
 
+    def mechanism_name(self, number: int) -> str:
+        return self.gate.mechanism if number == 0 else self.then[number - 1].mechanism
+
+    def measures(self, number: int) -> tuple[str, ...]:
+        """What the numbers of a mechanism are called in rows."""
+        if number == 0:
+            return (self.gate.measure.label,)
+        terms, own = self.then[number - 1], measures_of(self.mechanisms[number], self.mechanism_name(number))
+        if terms.name is None:
+            return own
+        return (terms.name,) if len(own) == 1 else tuple(f"{terms.name} {measure}" for measure in own)
+
+    @cached_property
+    def needs(self) -> tuple[Statistic | Spread, ...]:
+        """What downstream mechanisms ask of the exact table, beyond the gate's measure."""
+        return tuple(dict.fromkeys(need for mechanism in self.mechanisms[1:] for need in needs_of(mechanism)))
+
+    @cached_property
+    def slots(self) -> tuple[Slot, ...]:
+        """What is gathered of value columns for each unit and key."""
+        values = [need.value for need in self.needs if need.value is not None]
+        if self.gate.measure.value is not None:
+            values.append(self.gate.measure.value)
+        return tuple(dict.fromkeys(slot for value in values for slot in value.slots))
+
     @property
+    def event_columns(self) -> list[str]:
+        """What a source must give: unit, keys, time, values, and what preparation makes them of."""
+        values = [slot.column for slot in self.slots if slot.column]
+        wanted = [self.columns.unit, *self.columns.key, self.columns.time, *values]
+        return self.prepare.sources(list(dict.fromkeys(wanted)))
+
+    @cached_property
     def guarantee(self) -> Guarantee:
         """What one window's whole release promises."""
-        return compose(mechanism.guarantee for mechanism in self.mechanisms)
+        whole = compose(*(mechanism.guarantee for mechanism in self.mechanisms))
+        value = self.gate.measure.value
+        per_key = self.bounds.per_key if value is None else value.number(value.reach)
+        return replace(whole, keys=self.bounds.keys, per_key=per_key)
 
     @cached_property
     def digest(self) -> str:
@@ -257,7 +410,7 @@ class Terms(Part):
         stragglers, must not make new releases of the windows that are out already.
         """
         step = self.window.every or self.window.size
-        meaning = {
+        meaning: dict[str, Any] = {
             "meaning": MEANING,
             "stream": self.stream,
             "columns": {"unit": self.columns.unit, "key": self.columns.key, "time": self.columns.time},
@@ -269,9 +422,17 @@ class Terms(Part):
                 "origin": int(self.window.start.timestamp()) % step,
             },
             "bound": self.bound.model_dump(),
-            "gate": {"measure": self.gate.measure, "mechanism": self.gate.mechanism, **self.gate.parameters()},
+            "gate": {
+                "measure": self.gate.measure.meaning(),
+                "mechanism": self.gate.mechanism,
+                **self.gate.parameters(),
+            },
             "then": [{"mechanism": item.mechanism, **item.parameters()} for item in self.then],
         }
+        if self.gate.weights is not None:
+            meaning["weights"] = {"keys": self.gate.weights, "others": self.gate.other_weight}
+        if self.prepare:
+            meaning["prepare"] = self.prepare.meaning()
         canonical = json.dumps(meaning, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return hashlib.sha256(canonical.encode()).hexdigest()
 
@@ -284,10 +445,12 @@ def make_terms(**fields: Any) -> Terms:
         raise SpecError(sentence(Terms, refused)) from None
 
 
-def _build(place: str, terms: MechanismTerms, roles: Any, bounds: Bounds) -> Mechanism:
+def _build(
+    place: str, terms: MechanismTerms, roles: Any, bounds: Bounds, defaults: dict[str, Any] | None = None
+) -> Mechanism:
     fields = type(terms).model_fields
     try:
-        return build(terms.mechanism, roles, bounds, terms.parameters())
+        return build(terms.mechanism, roles, bounds, terms.parameters(), defaults or {})
     except MechanismError as problem:
         field, sentence = problem.field, str(problem)
         near = [] if field in fields else difflib.get_close_matches(field, fields, n=1)

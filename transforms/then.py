@@ -12,11 +12,11 @@ from typing import Any, cast
 
 import apache_beam as beam
 
-from tidegate.mechanisms.mechanism import PerKeyMechanism, PerWindowMechanism
+from tidegate.mechanisms.mechanism import PerKeyMechanism, PerWindowMechanism, needs_of
 from tidegate.mechanisms.table import ExactTable, Rows
 from tidegate.transforms.bound import is_first_firing
 from tidegate.transforms.coders import typed
-from tidegate.transforms.gate import Draws
+from tidegate.transforms.gate import Draws, in_numbers
 from tidegate.transforms.problems import withheld
 from tidegate.transforms.secret import Secret
 from tidegate.transforms.terms import Terms
@@ -66,7 +66,8 @@ class PerKeyFn(beam.DoFn):
             else:
                 noise = self._draws.noise(window, digest, number)
                 rows = cast(PerKeyMechanism, mechanism).release(table, self._draws.identify(table.keys), noise)
-                yield number, rows
+                # What asks for no statistic of its own has worked on the gate's measure.
+                yield number, rows if needs_of(mechanism) else in_numbers(rows, self._terms)
 
 
 class PerWindowFn(beam.DoFn):
@@ -93,4 +94,4 @@ class PerWindowFn(beam.DoFn):
         mechanism = cast(PerWindowMechanism, self._terms.mechanisms[number])
         # Sorted, so that a merge that rounds gives the same bytes whatever the shards' order.
         merged = reduce(mechanism.merge, sorted(summaries))
-        yield number, mechanism.release(merged, self._draws.noise(window, digest, number))
+        yield number, mechanism.release(merged, self._draws.identify, self._draws.noise(window, digest, number))

@@ -10,9 +10,10 @@ from math import exp, expm1
 import pytest
 
 from tests.exact.divergence import delta_between, joint, release_of_one_key
+from tidegate.mechanisms.calibration import calibrate, exact_delta
 from tidegate.mechanisms.mechanism import Bounds
 from tidegate.mechanisms.noise import BoundedGeometric
-from tidegate.mechanisms.truncated_geometric import TruncatedGeometric, calibrate, exact_delta
+from tidegate.mechanisms.truncated_geometric import TruncatedGeometric
 
 # (epsilon, delta, keys, per_key, half-width); the half-widths were derived independently of this code.
 KNOWN = [(0.05, 1e-19, 1, 1, 802), (1.0, 1e-5, 1, 1, 11), (1.0, 1e-5, 3, 1, 33), (1.0, 1e-5, 1, 5, 57)]

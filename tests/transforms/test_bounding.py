@@ -138,15 +138,19 @@ def test_ranks_that_agree_in_their_leading_bits_are_decided_by_all_of_them(monke
 
 def test_windows_units_and_keys_too_many_for_one_number_are_sorted_all_the_same() -> None:
     # 2^22 windows and dictionaries of 2^22 entries do not fit 63 bits; the slow way must give the same rows.
-    from tidegate.transforms.contributions import _sum_distinct
+    from tidegate.transforms.contributions import _group
 
     rng = np.random.default_rng(0)
     window, unit, key = rng.integers(0, 3, 500), rng.integers(0, 5, 500), rng.integers(0, 7, 500)
     count = rng.integers(1, 4, 500)
-    for weights in (None, count):
-        fast = _sum_distinct(window, unit, key, weights, 5, 7)
-        slow = _sum_distinct(window, unit, key, weights, 2**31, 2**31)
-        assert all(np.array_equal(one, other) for one, other in zip(fast, slow, strict=True))
+    slow = _group(window, unit, key, 2**31, 2**31, in_order=False)
+    for in_order in (True, False):
+        fast = _group(window, unit, key, 5, 7, in_order)
+        for name in ("window", "unit", "key", "first"):
+            assert np.array_equal(getattr(fast, name), getattr(slow, name))
+    fast = _group(window, unit, key, 5, 7, in_order=True)
+    assert np.array_equal(fast.reduce(count, "sum"), slow.reduce(count, "sum"))
+    assert np.array_equal(fast.reduce(count, "max"), slow.reduce(count, "max"))
 
 
 def test_memory_follows_distinct_rows_not_events(monkeypatch: pytest.MonkeyPatch) -> None:
