@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -49,18 +50,37 @@ def check(spec: Spec) -> dict[str, Any]:
         },
         "gate": {
             "mechanism": spec.gate.mechanism,
-            "measure": spec.gate.measure,
-            **gate.describe(),
+            "measure": spec.gate.measure.label,
+            **in_numbers(spec, gate.describe()),
         },
         "then": [
-            {"mechanism": item.mechanism, **mechanism.describe()}
-            for item, mechanism in zip(spec.then, spec.mechanisms[1:], strict=True)
+            {
+                "mechanism": item.mechanism,
+                "measures": list(spec.measures(number)),
+                "epsilon": spec.mechanisms[number].guarantee.epsilon,
+                "delta": spec.mechanisms[number].guarantee.delta,
+                **spec.mechanisms[number].describe(),
+            }
+            for number, item in enumerate(spec.then, start=1)
         ],
-        "survival": [{"count": n, "chance": gate.survival(n)} for n in telling_counts(spec)],
+        "prepare": spec.prepare.meaning(),
+        "survival": [{"count": shown_count(spec, n), "chance": gate.survival(n)} for n in telling_counts(spec)],
         "source_files": files,
         "spec_digest": spec.digest,
         "warnings": warnings,
     }
+
+
+def in_numbers(spec: Spec, described: Mapping[str, Any]) -> dict[str, Any]:
+    """What a gate says of itself, in numbers of its measure instead of steps."""
+    steps = ("threshold", "half_width", "appears_half_the_time_at", "appears_always_at")
+    return {name: shown_count(spec, value) if name in steps else value for name, value in described.items()}
+
+
+def shown_count(spec: Spec, steps: int) -> float:
+    """A count of the gate's measure as a number: sums are in steps of their resolution."""
+    value = spec.gate.measure.value
+    return steps if value is None else value.number(steps)
 
 
 def telling_counts(spec: Spec) -> list[int]:
@@ -94,12 +114,12 @@ def print_check(report: dict[str, Any], console: Console) -> None:
         f"by at most epsilon {report['all_windows']['epsilon']:g} and delta {report['all_windows']['delta']:g} in total",
         highlight=False,
     )
-    if "half_width" in gate:
-        console.print(
-            f"[bold]Gate[/bold]      {gate['mechanism']}: a key appears when its noisy count of {measure} is "
-            f"{gate['threshold']} or more; every published count is within {gate['half_width']} of the truth, for certain",
-            highlight=False,
-        )
+    console.print(f"[bold]Gate[/bold]      {_gate_words(gate, measure)}", highlight=False)
+    for item in report["then"]:
+        console.print(f"[bold]Then[/bold]      {_then_words(item)}", highlight=False)
+    if all(item["chance"] == report["survival"][0]["chance"] for item in report["survival"]):
+        _print_notes(report, console)
+        return
     chances = Table()
     chances.add_column(measure, justify="right")
     chances.add_column("chance", justify="right")
@@ -107,6 +127,35 @@ def print_check(report: dict[str, Any], console: Console) -> None:
         chances.add_row(f"{item['count']:,}", _percent(item["chance"]))
     console.print(f"\nChance that a key appears, by its {measure} in a window", highlight=False)
     console.print(chances)
+    _print_notes(report, console)
+
+
+def _gate_words(gate: dict[str, Any], measure: str) -> str:
+    """What the gate does, as far as it has a threshold and a range."""
+    words = f"{gate['mechanism']}: "
+    if "public_keys" in gate:
+        words += f"{gate['public_keys']:,} listed {plural('key', gate['public_keys'])} appear, zeros included"
+        if "chance_of_a_range" in gate:
+            words += f", each with chance {_percent(gate['chance_of_a_range'])}"
+        words += "; all other keys " + ("face a second gate" if "otherwise" in gate else "are left out")
+    elif "threshold" in gate:
+        what = f"utility (weight times {measure})" if "heaviest_weight" in gate else f"count of {measure}"
+        words += f"a key appears when its noisy {what} is {gate['threshold']:,} or more"
+    else:
+        words += f"a key with {gate['appears_half_the_time_at']:,} {measure} appears half the time; no counts are published"
+    if "half_width" in gate:
+        words += f"; every published number is within {gate['half_width']:,} of the truth, for certain"
+    return words
+
+
+def _then_words(item: dict[str, Any]) -> str:
+    names = item["measures"]
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    words = f"{item['mechanism']}: {shown}, at epsilon {item['epsilon']:g} and delta {item['delta']:.3g}"
+    return words + (f"; within {item['half_width']:g} of the truth, for certain" if "half_width" in item else "")
+
+
+def _print_notes(report: dict[str, Any], console: Console) -> None:
     for warning in report["warnings"]:
         console.print(f"[yellow]note[/yellow] {escape(warning)}", highlight=False, soft_wrap=True)
     console.print(

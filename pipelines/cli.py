@@ -80,6 +80,63 @@ def check(spec: Path, as_json: bool) -> None:
         print_check(report, Console())
 
 
+@command.command()
+@click.argument("spec", type=click.Path(path_type=Path), required=False)
+@click.option(
+    "--like", type=click.Path(path_type=Path), help="Exact counts of one window: .csv or .parquet, key,count."
+)
+@click.option("--shape", help="Counts by a law instead: zipf:keys=100000,units=1000000,exponent=1.1")
+@click.option("--plot", type=click.Path(path_type=Path), help="Draw the chances of all gates to a .png or .svg file.")
+@click.option("--figures", is_flag=True, help="The literature's figures beside exact ones; needs no SPEC.")
+@click.option("--json", "as_json", is_flag=True, help="For programs: the same as JSON.")
+def plan(
+    spec: Path | None, like: Path | None, shape: str | None, plot: Path | None, figures: bool, as_json: bool
+) -> None:
+    """Say which keys SPEC will let through, what it costs, and what a change would do, before launch.
+
+    Reads the spec and no event. Counts for --like are exact ones: what is said of them is for the planner's eyes, not
+    private, and not to be published.
+
+    \b
+    Examples:
+      tidegate plan spec.yaml
+      tidegate plan spec.yaml --plot curve.svg
+      tidegate plan spec.yaml --like counts.csv
+      tidegate plan spec.yaml --shape zipf:keys=100000,units=1000000,exponent=1.1
+      tidegate plan spec.yaml --json | jq .gates
+      tidegate plan --figures
+    """
+    from dataclasses import asdict
+
+    from tidegate.mechanisms.literature import figures as known_figures
+    from tidegate.pipelines import plan_show
+    from tidegate.pipelines.job import quiet_logging
+    from tidegate.pipelines.plan import parse_shape, read_counts
+    from tidegate.pipelines.plan import plan as make_plan
+    from tidegate.pipelines.spec import load_spec
+
+    quiet_logging(verbose=False)
+    if spec is None and (not figures or like or shape or plot):
+        raise click.UsageError("Missing argument 'SPEC'.")
+    if like is not None and shape is not None:
+        raise click.UsageError("--like and --shape are two answers to one question; give one of them.")
+    report: dict[str, Any] = {}
+    if spec is not None:
+        loaded = load_spec(spec)
+        seen = read_counts(like) if like is not None else parse_shape(shape) if shape is not None else None
+        report = make_plan(loaded, seen)
+        if plot is not None:
+            plan_show.draw_plan(report, plot)
+    if as_json:
+        told = {"figures": [asdict(row) for row in known_figures()]} if figures else {}
+        click.echo(json.dumps(report | told, indent=2, ensure_ascii=False))
+        return
+    if report:
+        plan_show.print_plan(report, Console())
+    if figures:
+        plan_show.print_figures(known_figures(), Console())
+
+
 @command.command(context_settings={"ignore_unknown_options": False})
 @click.argument("spec", type=click.Path(path_type=Path))
 @click.argument("beam_options", nargs=-1, type=click.UNPROCESSED)
@@ -218,9 +275,16 @@ def _print_rows(table: Any, limit: int) -> None:
     for row in map(plain, table.slice(0, limit).to_pylist()):
         # Keys are whatever people typed: no markup, and nothing that a terminal would obey.
         key = Text("".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in row["key"]))
-        value_range = f"{row['low']:,} to {row['high']:,}"
-        shown.add_row(row["window_start"], row["measure"], key, f"{row['value']:,}", value_range)
+        value_range = "" if row["low"] is None else f"{_number(row['low'])} to {_number(row['high'])}"
+        shown.add_row(row["window_start"], row["measure"], key, _number(row["value"]), value_range)
     Console().print(shown)
+
+
+def _number(value: float | None) -> str:
+    """As people read it: whole numbers whole, others to six digits, nothing where nothing is said."""
+    if value is None:
+        return ""
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
 
 
 @command.command()

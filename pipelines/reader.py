@@ -155,8 +155,6 @@ def _from_jsonl(data: bytes) -> pa.Table:
     rows = [json.loads(line) for line in data.split(b"\n") if line]
     for row in rows:
         row["window_start"], row["window_end"] = _instant(row["window_start"]), _instant(row["window_end"])
-        row["low"] = float("-inf") if row["low"] is None else row["low"]
-        row["high"] = float("inf") if row["high"] is None else row["high"]
     return pa.Table.from_pylist(rows, schema=ROW_SCHEMA)
 
 

@@ -13,7 +13,8 @@ import pyarrow as pa
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from tidegate.pipelines import sources
+from tidegate.mechanisms.mechanism import needs_of
+from tidegate.pipelines import key_lists, sources
 from tidegate.transforms.problems import SpecError, sentence, shown
 from tidegate.transforms.secret import Secret
 from tidegate.transforms.terms import Part, Terms
@@ -87,11 +88,6 @@ class Spec(Terms):
             seen[field] = place
         return self
 
-    @property
-    def event_columns(self) -> list[str]:
-        """What a source must read: unit, keys, time."""
-        return [self.columns.unit, *self.columns.key, self.columns.time]
-
     def warnings(self) -> list[str]:
         """What is allowed and yet likely a mistake."""
         found = []
@@ -100,8 +96,12 @@ class Spec(Terms):
                 f"gate.delta is {self.gate.delta:g}: of 1/delta = {1 / self.gate.delta:,.0f} units in a window, about one "
                 f"may be shown to be there; choose it well below 1/(units in a window), such as 1e-9"
             )
-        if self.gate.epsilon > 10:
-            found.append(f"gate.epsilon is {self.gate.epsilon:g}: above 10 the promise means little; 0.1 to 4 is usual")
+        if self.guarantee.epsilon > 10:
+            of_gate = self.guarantee.epsilon == self.gate.epsilon
+            found.append(
+                f"{'gate.epsilon' if of_gate else 'the epsilon of gate and then together'} is "
+                f"{self.guarantee.epsilon:g}: above 10 the promise means little; 0.1 to 4 is usual"
+            )
         overlap = self.window.size // (self.window.every or self.window.size)
         if overlap > 1:
             found.append(
@@ -137,7 +137,7 @@ def parse_spec(text: str, name: str = "the spec") -> Spec:
     if not isinstance(data, dict):
         raise SpecError(f"{name} must be a group of fields, not {shown(data)}; write stream: searches and so on")
     try:
-        return Spec.model_validate(data)
+        return Spec.model_validate(key_lists.fill_in(data))
     except ValidationError as refused:
         raise SpecError(sentence(Spec, refused)) from None
 
@@ -146,16 +146,12 @@ def check_source(spec: Spec) -> list[str]:
     """The files of the source, once the first one's columns are what the spec says. Reads its schema, no event."""
     files = sources.match_files(spec.source.files)
     seen = sources.peek(files[0], spec.source.kind)
-    for field, name in (
-        ("unit", spec.columns.unit),
-        *(("key", key) for key in spec.columns.key),
-        ("time", spec.columns.time),
-    ):
+    for name in spec.event_columns:
         if seen.names and name not in seen.names:
             close = difflib.get_close_matches(name, seen.names, n=1)
             hint = f"write {close[0]}" if close else f"the columns there are {', '.join(seen.names[:20])}"
-            raise SpecError(f"columns.{field} must be a column of {files[0]}, and {name!r} is not one; {hint}")
-    kind = seen.types.get(spec.columns.time)
+            raise SpecError(f"{_field_of(spec, name)} must be a column of {files[0]}, and {name!r} is not one; {hint}")
+    kind = None if spec.columns.time in spec.prepare.derived else seen.types.get(spec.columns.time)
     if kind is not None and pa.types.is_integer(kind) and spec.columns.time_unit is None:
         raise SpecError(
             f"columns.time_unit is required, since {spec.columns.time!r} holds whole numbers; write time_unit: s, ms or us"
@@ -166,6 +162,22 @@ def check_source(spec: Spec) -> list[str]:
             f"write another column"
         )
     return files
+
+
+def _field_of(spec: Spec, name: str) -> str:
+    """Where the spec asks for a column."""
+    if name == spec.columns.unit:
+        return "columns.unit"
+    if name in spec.columns.key:
+        return "columns.key"
+    if name == spec.columns.time:
+        return "columns.time"
+    if spec.gate.measure.value is not None and name == spec.gate.measure.value.column:
+        return "gate.measure"
+    for index, mechanism in enumerate(spec.mechanisms[1:]):
+        if any(need.value is not None and need.value.column == name for need in needs_of(mechanism)):
+            return f"then[{index}].column"
+    return "prepare"
 
 
 def open_secret(spec: Spec) -> Secret:

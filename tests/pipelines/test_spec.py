@@ -86,7 +86,7 @@ DURATION = "must be a whole number and a unit of s, m, h, d or w"
 NAME = "must be a name of letters, digits, '_', '-' and '.', at most 128"
 KEY = "must be a column or a list of columns"
 EYES = "as they are for different eyes"
-TOP = "bound, columns, dead_letters, gate, sink, source, state, stream, then, window"
+TOP = "bound, columns, dead_letters, gate, prepare, sink, source, state, stream, then, window"
 WINDOW = "window: {size: 1h, start: 2026-01-01T00:00:00Z, end: 2026-01-02T00:00:00Z}"
 
 # What is changed in the good spec, and the sentence that answers it.
@@ -130,17 +130,20 @@ FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (
         "measure unknown",
         {"gate.measure": "users"},
-        "gate.measure must be 'units' or 'events', not 'users'; write measure: units",
+        "gate.measure must be units, events or the sum of a column, not 'users'; "
+        "write units, events, or {sum: amount, low: 0, high: 100}",
     ),
     (
         "mechanism unknown",
         {"gate.mechanism": "laplace"},
-        "gate.mechanism must be one of truncated-geometric, not 'laplace'; write truncated-geometric",
+        "gate.mechanism must be one of geometric-threshold, optimal-selection, public-keys, range, truncated-geometric, "
+        "not 'laplace'; write truncated-geometric",
     ),
     (
         "mechanism misspelt",
         {"gate.mechanism": "truncated-geometrik"},
-        "gate.mechanism must be one of truncated-geometric, not 'truncated-geometrik'; "
+        "gate.mechanism must be one of geometric-threshold, optimal-selection, public-keys, range, truncated-geometric, "
+        "not 'truncated-geometrik'; "
         "did you mean truncated-geometric?",
     ),
     (
@@ -178,7 +181,8 @@ FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (
         "then with an unknown mechanism",
         {"then": [{"mechanism": "count", "epsilon": 1}]},
-        "then[0].mechanism must be an installed per-key or per-window mechanism, not 'count'; leave it out",
+        "then[0].mechanism must be one of choose, histogram, mean, noisy-count, quantiles, sum, top-k, variance, "
+        "not 'count'; did you mean noisy-count?",
     ),
     (
         "then with a gate",
@@ -863,7 +867,7 @@ def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
         ),
         pytest.param(
             LINES.replace("{keys: 3}", "{keys: 3, per_key: 5}").replace("delta:", "measure: events, delta:"),
-            lambda spec: (spec.bounds.per_key, spec.gate.measure) == (5, "events"),
+            lambda spec: (spec.bounds.per_key, spec.gate.measure.kind) == (5, "events"),
             id="several events a key",
         ),
         pytest.param(
@@ -883,7 +887,7 @@ def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
         ),
         pytest.param(
             LINES.replace("gate: {", "gate: {<<: {measure: events}, "),
-            lambda spec: spec.gate.measure == "events",
+            lambda spec: spec.gate.measure.kind == "events",
             id="a merged group",
         ),
         pytest.param(
