@@ -310,10 +310,11 @@ def _group(window: Codes, unit: Codes, key: Codes, units: int, keys: int, in_ord
     key_bits = max(1, (keys - 1).bit_length())
     unit_bits = max(1, (units - 1).bit_length())
     window_bits = int(window.max(initial=0)).bit_length()
+    order: Codes | None
     if key_bits + unit_bits + window_bits > 63:
         order = np.lexsort((key, unit, window))
         window, unit, key = window[order], unit[order], key[order]
-        new = np.ones(len(order), dtype=np.bool_)
+        new = np.ones(len(window), dtype=np.bool_)
         new[1:] = (np.diff(window) != 0) | (np.diff(unit) != 0) | (np.diff(key) != 0)
         first = np.flatnonzero(new)
         return _Groups(window[first], unit[first], key[first], first, order)

@@ -35,7 +35,7 @@ def events_with(n: int) -> pa.RecordBatch:
 
 def release_of(n: int) -> Release:
     # Made inside the pipeline: a source that holds them all would travel with its graph.
-    return release([n], prepare=beam.Map(events_with), bound={"keys": 1}, gate=GATE)[0]
+    return release([n], making=beam.Map(events_with), bound={"keys": 1}, gate=GATE)[0]
 
 
 def gate_of(**gate: float) -> TruncatedGeometric:

@@ -39,12 +39,12 @@ def release(
     shards: int = 3,
     bundles: int = 1,
     dead_letters: Any = None,
-    prepare: Any = None,
+    making: Any = None,
     **changes: Any,
 ) -> list[Release]:
     """The releases of some events (dicts or record batches), given to the transform in so many bundles.
 
-    With `prepare`, a transform makes the events out of what is given.
+    With `making`, a transform makes the events out of what is given.
     """
     events = list(events)
     # The one runner puts everything into one bundle, the other makes a bundle of every source.
@@ -58,7 +58,7 @@ def release(
             ]
             flat = parts | beam.Flatten()
             _ = (
-                (flat if prepare is None else flat | prepare)
+                (flat if making is None else flat | making)
                 | PrivateReleases(
                     secret=secret or Secret.for_tests(1), shards=shards, dead_letters=dead_letters, **terms(**changes)
                 )
