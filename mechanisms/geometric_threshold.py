@@ -28,7 +28,7 @@ from tidegate.mechanisms.table import ExactTable, Rows
 
 
 class GeometricThreshold:
-    """Publish n + G for the keys where it reaches T; T is the smallest that keeps (epsilon, delta)."""
+    """Publish n + G for the keys where it reaches T, the smallest for which the reasons above hold."""
 
     role: ClassVar[Role] = "gate"
 

@@ -17,14 +17,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tidegate.mechanisms.calibration import bounded_noise, key_delta
 from tidegate.mechanisms.guarantee import Guarantee
 from tidegate.mechanisms.keyed import Ids
+from tidegate.mechanisms.lattice import Lattice
 from tidegate.mechanisms.mechanism import Bounds, Role
 from tidegate.mechanisms.noise import Noise
-from tidegate.mechanisms.table import ExactTable, Floats, Rows
+from tidegate.mechanisms.table import ExactTable, Floats, Ints, Rows
 from tidegate.mechanisms.values import UNITS, Statistic, Value
 
+CHUNK = 1 << 14  # keys at a time: what is computed of them stays in the processor's cache
 ROUNDING = 1e-14
 """More than floating point can be off by, so that a range holds the exact mean for certain."""
 
@@ -50,35 +51,45 @@ class Mean:
         self._above_low = Statistic(self.value, 1)
         self.needs = (UNITS, self._above_low)
         self.measures = (f"mean({column})",)
-        self.distribution = bounded_noise(epsilon, delta, Bounds(bounds.keys, self.value.span))
-        a_key = key_delta(self.distribution.k, self.distribution.rate, self.value.span)
-        self.guarantee = Guarantee(epsilon, delta, bounds.keys, self.value.number(self.value.span), a_key)
+        self.lattice = Lattice.calibrated(epsilon, delta, bounds.keys, self.value.span, sums=2)
+        per_key = self.value.number(self.value.span)
+        self.guarantee = Guarantee(epsilon, delta, bounds.keys, per_key, self.lattice.a_key)
 
     def describe(self) -> Mapping[str, Any]:
         return {
-            "half_width_of_units": self.distribution.k / self.value.span,
+            "half_width_of_units": self.lattice.half_width / self.value.span,
             "resolution": float(self.value.resolution),
-            "noise_rate": float(self.distribution.rate),
+            "noise_rate": float(self.lattice.distribution.rate),
         }
 
     def release(self, table: ExactTable, ids: Ids, noise: Noise) -> Rows:
-        k, span = self.distribution.k, self.value.span
-        above = table.totals[self._above_low.name]
-        below = table.totals[UNITS.name] * span - above
-        above = above + self.distribution.draw(noise.part(0), ids)
-        below = below + self.distribution.draw(noise.part(1), ids)
-        # Both sums are at least 0, and the whole is span for each unit.
-        value = _ratio(np.maximum(above, 0), np.maximum(below, 0), 0.5)
-        low = _ratio(np.maximum(above - k, 0), np.maximum(below + k, 0), 0.0) - ROUNDING
-        high = _ratio(np.maximum(above + k, 0), np.maximum(below - k, 0), 1.0) + ROUNDING
-        return Rows(table.keys, self._at(value), self._at(low), self._at(high))
+        found = np.empty((3, len(table)))
+        parts = noise.part(0), noise.part(1)
+        for begin in range(0, len(table), CHUNK):
+            chunk = slice(begin, begin + CHUNK)
+            above = table.totals[self._above_low.name][chunk]
+            below = table.totals[UNITS.name][chunk] * self.value.span - above
+            found[:, chunk] = self._shares(
+                self.lattice.draw(above, parts[0], ids[chunk]), self.lattice.draw(below, parts[1], ids[chunk])
+            )
+        value, low, high = self.value.shown(self.value.low + found * self.value.span)
+        return Rows(table.keys, value, low, high)
 
-    def _at(self, share: Floats) -> Floats:
-        """The number that lies at this share of the way from low to high."""
-        return self.value.shown(self.value.low + np.clip(share, 0, 1) * self.value.span)
+    def _shares(self, above: Ints, below: Ints) -> tuple[Floats, Floats, Floats]:
+        """Where the mean lies between low and high, and the least and the most of it."""
+        (above_low, above_high), (below_low, below_high) = self.lattice.range(above), self.lattice.range(below)
+        return (
+            share_of(np.maximum(above, 0.0), np.maximum(below, 0.0), 0.5),
+            np.maximum(share_of(above_low, below_high, 0.0) - ROUNDING, 0),
+            np.minimum(share_of(above_high, below_low, 1.0) + ROUNDING, 1),
+        )
 
 
-def _ratio(part: np.ndarray[Any, Any], rest: np.ndarray[Any, Any], otherwise: float) -> Floats:
+def share_of(part: Floats, rest: Floats, otherwise: float) -> Floats:
     """part / (part + rest), or what nothing is worth."""
     whole = part + rest
-    return np.where(whole > 0, part / np.maximum(whole, 1), otherwise)
+    share: Floats = part / np.maximum(whole, 1.0)
+    nothing = whole == 0
+    if nothing.any():
+        share[nothing] = otherwise
+    return share

@@ -12,7 +12,7 @@ which keys appear. Mechanisms are registered under the entry point group `tidega
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -40,6 +40,10 @@ class Bounds:
     per_key: int
     total: int | None = None
     swing: int | None = None
+
+    def without_total(self) -> Bounds:
+        """For two mechanisms that each see some of a unit's keys: the total bounds what each takes, not both together."""
+        return replace(self, total=None)
 
     @property
     def l1(self) -> int:

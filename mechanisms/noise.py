@@ -163,12 +163,18 @@ class Coins:
         self._high = np.array([threshold // _HALF for threshold in capped], dtype=np.uint64)
         self._low = np.array([threshold % _HALF for threshold in capped], dtype=np.uint64)
         self._sure = np.array([threshold >= 2**WORD_BITS for threshold in thresholds], dtype=np.bool_)
+        self._some_sure = bool(self._sure.any())
 
     def toss(self, word: Words, which: Ints) -> Bits:
         """For every word, the fall of the coin with that index."""
         high, low = word
-        top, bottom = self._high[which], self._low[which]
-        fallen: Bits = (high < top) | ((high == top) & (low < bottom)) | self._sure[which]
+        top = self._high.take(which)
+        fallen: Bits = high < top
+        equal = high == top
+        if equal.any():  # one in 2^64: the lower halves decide
+            fallen |= equal & (low < self._low.take(which))
+        if self._some_sure:
+            fallen |= self._sure.take(which)
         return fallen
 
 

@@ -23,6 +23,7 @@ from tidegate.mechanisms.noise import Noise
 from tidegate.mechanisms.table import ExactTable, Rows
 
 MOST_KEYS = 1_000_000
+Mask = npt.NDArray[np.bool_]
 
 
 class PublicKeys:
@@ -34,10 +35,12 @@ class PublicKeys:
         self, bounds: Bounds, *, epsilon: float, delta: float, keys: Sequence[str], otherwise: str | None = None
     ) -> None:
         self.public = key_list(keys)
+        if otherwise is not None:
+            bounds = bounds.without_total()
         self.distribution = bounded_noise(epsilon, delta, bounds)
         self.half_width = self.distribution.k
         a_key = key_delta(self.half_width, self.distribution.rate, min(bounds.per_key, bounds.l1))
-        self._listed = pa.array(self.public, pa.string())
+        self._listed = Listed(self.public)
         self._otherwise = None if otherwise is None else _second_gate(otherwise, bounds, epsilon, delta)
         self.guarantee = Guarantee(epsilon, delta, bounds.keys, bounds.per_key, a_key, 0.0)
         if self._otherwise is not None:
@@ -56,11 +59,11 @@ class PublicKeys:
         """The chance of a key that is not listed; the others are sure to appear."""
         return 0.0 if self._otherwise is None else self._otherwise.survival(n)
 
-    def admits(self, keys: pa.Array) -> npt.NDArray[np.bool_] | None:
-        return None if self._otherwise is not None else self._is_listed(keys)
+    def admits(self, keys: pa.Array) -> Mask | None:
+        return None if self._otherwise is not None else self._listed.among(keys)
 
     def release(self, table: ExactTable, ids: Ids, noise: Noise) -> Rows:
-        listed = self._is_listed(table.keys)
+        listed = self._listed.in_table(table.keys, ids)
         where = np.flatnonzero(listed)
         values = (table.counts[where] + self.distribution.draw(noise, ids[where])).astype(np.float64)
         rows = Rows(table.keys.take(pa.array(where)), values, values - self.half_width, values + self.half_width)
@@ -69,8 +72,28 @@ class PublicKeys:
         others = np.flatnonzero(~listed)
         return Rows.concat([rows, self._otherwise.release(table.take(others), ids[others], noise)])
 
-    def _is_listed(self, keys: pa.Array) -> npt.NDArray[np.bool_]:
-        found: npt.NDArray[np.bool_] = pc.is_in(keys, value_set=self._listed).to_numpy(zero_copy_only=False)
+
+class Listed:
+    """Telling listed keys from others. Every window brings the same ones again, so what was looked up is remembered."""
+
+    _MOST = 4096
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._keys = pa.array(keys, pa.string())
+        self._known: set[tuple[int, bytes]] = set()
+
+    def among(self, keys: pa.Array) -> Mask:
+        found: Mask = pc.is_in(keys, value_set=self._keys).to_numpy(zero_copy_only=False)
+        return found
+
+    def in_table(self, keys: pa.Array, ids: Ids) -> Mask:
+        """For keys with their identifiers, whose sum tells one set of keys from another but with probability 2^-128."""
+        mark = len(keys), ids.sum(axis=0, dtype=np.uint64).tobytes()
+        if mark in self._known:
+            return np.ones(len(keys), np.bool_)
+        found = self.among(keys)
+        if found.all() and len(self._known) < self._MOST:
+            self._known.add(mark)
         return found
 
 

@@ -86,7 +86,7 @@ class Quantiles:
             raise ValueError(f"delta must be at least {self.guarantee.delta:.3g} here, not {delta:g}; write that")
         _ = self._largest
 
-    @property
+    @cached_property
     def _largest(self) -> int:
         """Beyond this S a coin is certain."""
         steps = int(WORD_BITS * Decimal(2).ln() / self.rate) + 2
@@ -133,14 +133,13 @@ class Quantiles:
 
     def _search(self, below: Ints, ids: Ids, noise: Noise, number: int) -> Floats:
         """The middle of the bucket that each key's quantile is found in."""
-        rows, units = np.arange(len(ids)), below[:, -1]
-        leaf = np.zeros(len(ids), np.int64)
+        flat, first = below.reshape(-1), np.arange(len(ids)) * below.shape[1]
+        units, leaf = below[:, -1], np.zeros(len(ids), np.int64)
         words = noise.words(ids, self.levels)
         for level in reversed(range(self.levels)):
-            middle = leaf + 2**level
-            excess = self.excess(below[rows, middle], units, number)
-            down = self.coins[number].toss(next(words), np.clip(excess, -self._largest, self._largest) + self._largest)
-            leaf = np.where(down, leaf, middle)
+            excess = self.excess(flat.take(first + leaf + 2**level), units, number)
+            down = self.coins[number].toss(next(words), np.clip(excess + self._largest, 0, 2 * self._largest))
+            leaf += 2**level * ~down
         width = self.value.span / 2**self.levels
         return self.value.shown(self.value.low + (leaf + 0.5) * width)
 

@@ -17,16 +17,14 @@ from decimal import Decimal, localcontext
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tidegate.mechanisms.calibration import DIGITS, LARGEST_HALF_WIDTH, check_budget, noise_rate
 from tidegate.mechanisms.guarantee import Guarantee
 from tidegate.mechanisms.keyed import Ids
 from tidegate.mechanisms.mechanism import Bounds, Role
 from tidegate.mechanisms.noise import BoundedGeometric, Noise, cut_off, reach
-from tidegate.mechanisms.public_keys import key_list
+from tidegate.mechanisms.public_keys import Listed, Mask, key_list
 from tidegate.mechanisms.table import ExactTable, Rows
 
 
@@ -38,7 +36,7 @@ class RangeRelease:
     def __init__(self, bounds: Bounds, *, epsilon: float, delta: float, keys: Sequence[str]) -> None:
         check_budget(epsilon, delta)
         self.public = key_list(keys)
-        self._listed = pa.array(self.public, pa.string())
+        self._listed = Listed(self.public)
         self.half_width, rate = calibrate(epsilon, delta, bounds)
         self.distribution = BoundedGeometric(rate, max(reach(rate), self.half_width))
         with localcontext() as context:
@@ -61,13 +59,12 @@ class RangeRelease:
             rate = self.distribution.rate
             return float(1 - 2 * (-rate * (self.half_width + 1)).exp() / (1 + (-rate).exp()))
 
-    def admits(self, keys: pa.Array) -> npt.NDArray[np.bool_]:
-        listed: npt.NDArray[np.bool_] = pc.is_in(keys, value_set=self._listed).to_numpy(zero_copy_only=False)
-        return listed
+    def admits(self, keys: pa.Array) -> Mask:
+        return self._listed.among(keys)
 
     def release(self, table: ExactTable, ids: Ids, noise: Noise) -> Rows:
         drawn = self.distribution.draw(noise, ids)
-        shown = np.flatnonzero((np.abs(drawn) <= self.half_width) & self.admits(table.keys))
+        shown = np.flatnonzero((np.abs(drawn) <= self.half_width) & self._listed.in_table(table.keys, ids))
         values = (table.counts + drawn)[shown].astype(np.float64)
         return Rows(table.keys.take(pa.array(shown)), values, values - self.half_width, values + self.half_width)
 

@@ -1,8 +1,7 @@
 """The sum of a clipped column for every key that passed the gate.
 
 Each unit has one value in a key, clipped to [low, high], so it changes a key's sum by at most max(|low|, |high|), and
-noise on [-k, k] steps keeps (epsilon, delta) (`calibration`). The range [v - k, v + k] holds the exact clipped sum for
-certain.
+bounded noise keeps (epsilon, delta) (`calibration`, `lattice`). The range holds the exact clipped sum for certain.
 """
 
 from __future__ import annotations
@@ -10,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from tidegate.mechanisms.calibration import bounded_noise, key_delta
 from tidegate.mechanisms.guarantee import Guarantee
 from tidegate.mechanisms.keyed import Ids
+from tidegate.mechanisms.lattice import Lattice
 from tidegate.mechanisms.mechanism import Bounds, Role
 from tidegate.mechanisms.noise import Noise
 from tidegate.mechanisms.table import ExactTable, Rows
@@ -40,18 +39,19 @@ class Sum:
         self._above_low = Statistic(self.value, 1)
         self.needs = (UNITS, self._above_low)
         self.measures = (f"sum({column})",)
-        self.distribution = bounded_noise(epsilon, delta, Bounds(bounds.keys, self.value.reach))
-        a_key = key_delta(self.distribution.k, self.distribution.rate, self.value.reach)
-        self.guarantee = Guarantee(epsilon, delta, bounds.keys, self.value.number(self.value.reach), a_key)
+        self.lattice = Lattice.calibrated(epsilon, delta, bounds.keys, self.value.reach)
+        per_key = self.value.number(self.value.reach)
+        self.guarantee = Guarantee(epsilon, delta, bounds.keys, per_key, self.lattice.a_key)
 
     def describe(self) -> Mapping[str, Any]:
         return {
-            "half_width": self.value.number(self.distribution.k),
+            "half_width": self.value.number(self.lattice.half_width),
             "resolution": float(self.value.resolution),
-            "noise_rate": float(self.distribution.rate),
+            "noise_rate": float(self.lattice.distribution.rate),
         }
 
     def release(self, table: ExactTable, ids: Ids, noise: Noise) -> Rows:
         exact = table.totals[self._above_low.name] + self.value.low * table.totals[UNITS.name]
-        noisy, k = exact + self.distribution.draw(noise, ids), self.distribution.k
-        return Rows(table.keys, self.value.shown(noisy), self.value.shown(noisy - k), self.value.shown(noisy + k))
+        noisy, width = self.lattice.draw(exact, noise, ids), self.lattice.half_width
+        shown = self.value.shown
+        return Rows(table.keys, shown(noisy), shown(noisy - width), shown(noisy + width))

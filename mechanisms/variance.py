@@ -20,13 +20,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tidegate.mechanisms.calibration import bounded_noise, key_delta
 from tidegate.mechanisms.guarantee import Guarantee
 from tidegate.mechanisms.keyed import Ids
-from tidegate.mechanisms.mean import ROUNDING
+from tidegate.mechanisms.lattice import Lattice
+from tidegate.mechanisms.mean import CHUNK, ROUNDING, share_of
 from tidegate.mechanisms.mechanism import Bounds, Role
 from tidegate.mechanisms.noise import Noise
-from tidegate.mechanisms.table import ExactTable, Floats, Rows
+from tidegate.mechanisms.table import ExactTable, Floats, Ints, Rows
 from tidegate.mechanisms.values import UNITS, Statistic, Value
 
 MOST_STEPS = 2**15
@@ -60,42 +60,41 @@ class Variance:
         self.needs = (UNITS, self._first, self._second)
         self.measures = (f"variance({column})",)
         square = self.value.span**2
-        self.distribution = bounded_noise(epsilon, delta, Bounds(bounds.keys, square))
-        a_key = key_delta(self.distribution.k, self.distribution.rate, square)
+        self.lattice = Lattice.calibrated(epsilon, delta, bounds.keys, square, sums=3)
         per_key = self.value.number(self.value.span)
-        self.guarantee = Guarantee(epsilon, delta, bounds.keys, per_key, a_key)
+        self.guarantee = Guarantee(epsilon, delta, bounds.keys, per_key, self.lattice.a_key)
 
     def describe(self) -> Mapping[str, Any]:
         return {
-            "half_width_of_units": self.distribution.k / self.value.span**2,
+            "half_width_of_units": self.lattice.half_width / self.value.span**2,
             "resolution": float(self.value.resolution),
-            "noise_rate": float(self.distribution.rate),
+            "noise_rate": float(self.lattice.distribution.rate),
         }
 
     def release(self, table: ExactTable, ids: Ids, noise: Noise) -> Rows:
-        k, span = self.distribution.k, self.value.span
-        units, first, second = (table.totals[need.name] for need in self.needs)
-        exact = (second, 2 * (span * first - second), units * span**2 - 2 * span * first + second)
-        noisy = [total + self.distribution.draw(noise.part(i), ids) for i, total in enumerate(exact)]
-        p, q, w = (np.maximum(total, 0).astype(np.float64) for total in noisy)
-        p_low, q_low, w_low = (np.maximum(total - k, 0).astype(np.float64) for total in noisy)
-        p_high, q_high, w_high = (np.maximum(total + k, 0).astype(np.float64) for total in noisy)
-        # As shares of the whole: y^2 and y, in units of R^2 and R. Each share grows with its own part and falls with the
-        # others.
-        squares_low, squares_high = _share(p_low, q_high + w_high, 0.0), _share(p_high, q_low + w_low, 1.0)
-        mean_low = _share(p_low + q_low / 2, q_high / 2 + w_high, 0.0)
-        mean_high = _share(p_high + q_high / 2, q_low / 2 + w_low, 1.0)
-        value = _share(p, q + w, 0.5) - _share(p + q / 2, q / 2 + w, 0.5) ** 2
-        unit = self.value.number(span) ** 2
-        return Rows(
-            table.keys,
-            # No variance of values in [0, 1] exceeds a quarter.
-            np.clip(value, 0, 0.25) * unit,
-            np.clip(squares_low - mean_high**2 - ROUNDING, 0, 0.25) * unit,
-            np.clip(squares_high - mean_low**2 + ROUNDING, 0, 0.25 + ROUNDING) * unit,
+        span, found = self.value.span, np.empty((3, len(table)))
+        parts = [noise.part(number) for number in range(3)]
+        for begin in range(0, len(table), CHUNK):
+            chunk = slice(begin, begin + CHUNK)
+            units, first, second = (table.totals[need.name][chunk] for need in self.needs)
+            exact = second, 2 * (span * first - second), units * span**2 - 2 * span * first + second
+            noisy = [self.lattice.draw(sums, part, ids[chunk]) for sums, part in zip(exact, parts, strict=True)]
+            found[:, chunk] = self._shares(*noisy)
+        value, low, high = found * self.value.number(span) ** 2
+        return Rows(table.keys, value, low, high)
+
+    def _shares(self, p: Ints, q: Ints, w: Ints) -> tuple[Floats, Floats, Floats]:
+        """The variance of values in [0, 1], which is a quarter at most, and the least and the most of it.
+
+        The means of y^2 and of y are shares of the whole; each grows with its own part of it and falls with the others.
+        """
+        (p_low, p_high), (q_low, q_high), (w_low, w_high) = (self.lattice.range(noisy) for noisy in (p, q, w))
+        p_mid, q_mid, w_mid = (np.maximum(noisy, 0.0) for noisy in (p, q, w))
+        value = share_of(p_mid, q_mid + w_mid, 0.5) - share_of(p_mid + q_mid / 2, q_mid / 2 + w_mid, 0.5) ** 2
+        least = share_of(p_low, q_high + w_high, 0.0) - share_of(p_high + q_high / 2, q_low / 2 + w_low, 1.0) ** 2
+        most = share_of(p_high, q_low + w_low, 1.0) - share_of(p_low + q_low / 2, q_high / 2 + w_high, 0.0) ** 2
+        return (
+            np.clip(value, 0, 0.25),
+            np.clip(least - ROUNDING, 0, 0.25),
+            np.clip(most + ROUNDING, 0, 0.25 + ROUNDING),
         )
-
-
-def _share(part: Floats, rest: Floats, otherwise: float) -> Floats:
-    whole = part + rest
-    return np.where(whole > 0, part / np.maximum(whole, 1.0), otherwise)

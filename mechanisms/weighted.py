@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.mechanisms.keyed import Ids
-from tidegate.mechanisms.mechanism import Bounds, Gate, Role
+from tidegate.mechanisms.mechanism import Bounds, Gate, Role, public_keys_of
 from tidegate.mechanisms.noise import Noise
 from tidegate.mechanisms.public_keys import PublicKeys
 from tidegate.mechanisms.table import ExactTable, Ints, Rows
@@ -57,6 +57,8 @@ class Weighted:
         if heaviest <= 0 and not public:
             raise ValueError("weights must let some key in, and all are 0; write a weight of 1 or more, or .inf")
         self._heaviest = max(1, heaviest)
+        if public:
+            bounds = bounds.without_total()
         self._gate = make_gate(
             Bounds(
                 bounds.keys,
@@ -65,6 +67,8 @@ class Weighted:
                 None if bounds.swing is None else bounds.swing * self._heaviest,
             )
         )
+        if public_keys_of(self._gate):
+            raise ValueError("weights must belong to a gate that has no public keys of its own; leave them out")
         self._public = PublicKeys(bounds, epsilon=epsilon, delta=delta, keys=public) if public else None
         self.public = self._public.public if self._public else ()
         self._listed = pa.array(list(self._weights), pa.string())

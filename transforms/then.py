@@ -59,13 +59,14 @@ class PerKeyFn(beam.DoFn):
 
     @withheld("then")
     def process(self, table: ExactTable, digest: bytes, window: Any = beam.DoFn.WindowParam) -> Iterator[Any]:
+        ids = self._draws.identify(table.keys)
         for number, mechanism in enumerate(self._terms.mechanisms[1:], start=1):
             if mechanism.role == "per-window":
                 summary = cast(PerWindowMechanism, mechanism).summarize(table)
                 yield beam.pvalue.TaggedOutput(SUMMARY, (number, summary))
             else:
                 noise = self._draws.noise(window, digest, number)
-                rows = cast(PerKeyMechanism, mechanism).release(table, self._draws.identify(table.keys), noise)
+                rows = cast(PerKeyMechanism, mechanism).release(table, ids, noise)
                 # What asks for no statistic of its own has worked on the gate's measure.
                 yield number, rows if needs_of(mechanism) else in_numbers(rows, self._terms)
 

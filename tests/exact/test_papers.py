@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Hashable
 from decimal import Decimal, localcontext
 from fractions import Fraction
-from math import ceil, exp, log
+from itertools import pairwise
+from math import ceil, comb, exp, log
 
 import pytest
 
-from tests.exact.divergence import Distribution, common, delta_between
+from tests.exact.divergence import ALL_WORDS, Distribution, common, delta_between, odds, seen, together
+from tidegate.mechanisms.geometric_threshold import GeometricThreshold
 from tidegate.mechanisms.mechanism import Bounds
+from tidegate.mechanisms.optimal_selection import OptimalSelection
 from tidegate.mechanisms.truncated_geometric import TruncatedGeometric
 
 
@@ -68,3 +71,43 @@ def test_keeping_the_number_of_events_is_not_keeping_neighbours() -> None:
     mapped = gather_by_parity(one), gather_by_parity(other)
     assert [sum(m) for m in mapped] == [sum(one), sum(other)]
     assert sum(abs(a - b) for a, b in zip(*mapped, strict=True)) == 201
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.05, 1e-19), (0.1, 1e-10), (0.3, 1e-5)])
+def test_a_private_choice_of_keys_beats_the_claimed_lower_bound_at_small_epsilons(epsilon: float, delta: float) -> None:
+    # The factor e^epsilon - 1 that the claim leaves out is below 1 for epsilon < ln 2.
+    chances = OptimalSelection(Bounds(1, 1), epsilon=epsilon, delta=delta).probabilities
+    steps = [Distribution({True: p, False: ALL_WORDS - p}, ALL_WORDS) for p in chances]
+    assert max(delta_between(less, more, epsilon) for less, more in pairwise(steps)) <= Fraction(repr(delta))
+    published_at = next(n for n, p in enumerate(chances) if 2 * p >= ALL_WORDS)
+    assert published_at < log(0.5 / delta + 1) / epsilon - 1
+    assert published_at == ceil(log(1 + 0.5 / delta * (exp(epsilon) - 1)) / epsilon)
+
+
+def test_bounding_what_a_unit_does_to_each_key_is_not_enough_when_utilities_are_coupled() -> None:
+    # Theorem 6 with coupled utilities. Claimed: keeping a key if its utility and noise of rate epsilon reach a threshold
+    # costs epsilon, as long as no key's utility moves by more than 1. Here every key's utility is the number of all
+    # events, so that one unit moves all eight by 1.
+    claimed, coupled = 0.5, 8
+    gate = GeometricThreshold(Bounds(1, 1), epsilon=claimed, delta=1e-2)
+    without, with_it = (seen(gate, gate.distribution, gate.threshold + n, kept=True) for n in (-1, 0))
+    kept = [
+        [comb(coupled, n) * one.mass[True] ** n * one.mass[False] ** (coupled - n) for n in range(coupled + 1)]
+        for one in (without, with_it)
+    ]
+    loss = max(abs(log(Fraction(there, here))) for here, there in zip(*kept, strict=True))
+    assert loss == pytest.approx(4.0, rel=1e-9)
+    exact = together([odds(without, with_it)] * coupled).delta(claimed)
+    assert float(exact) > 0.4
+    # Charged with what all utilities move by together, it is what it costs; a key's own count moves by 1 alone.
+    assert together([odds(without, with_it)] * coupled).delta(4.0) < Fraction(1, 2**100)
+    assert odds(without, with_it).delta(claimed) < Fraction(1, 2**100)
+
+
+def test_a_map_that_keeps_the_number_of_events_before_a_private_gate_gives_a_unit_away() -> None:
+    # The neighbours (50, 50) and (50, 51) are mapped to (100, 0) and (0, 101): a gate that is private tells them apart.
+    epsilon, delta = 1.0, 1e-5
+    gate = TruncatedGeometric(Bounds(1, 1), epsilon=epsilon, delta=delta)
+    absent, hundred, one_more = (seen(gate, gate.distribution, n) for n in (None, 100, 101))
+    assert together([odds(hundred, absent), odds(absent, one_more)]).delta(epsilon) == 1
+    assert odds(hundred, one_more).delta(epsilon) <= Fraction(repr(delta))
