@@ -39,6 +39,11 @@ class Lattice:
         return Lattice(distribution, step, key_delta(distribution.k, distribution.rate, most))
 
     @property
+    def rate(self) -> float:
+        """By how much one more in a sum lowers the odds, as a rate."""
+        return float(self.distribution.rate) / self.step
+
+    @property
     def half_width(self) -> int:
         """How far a published sum can be from the exact one, at most."""
         return self.distribution.k * self.step + self.step // 2

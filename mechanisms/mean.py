@@ -59,7 +59,7 @@ class Mean:
         return {
             "half_width_of_units": self.lattice.half_width / self.value.span,
             "resolution": float(self.value.resolution),
-            "noise_rate": float(self.lattice.distribution.rate),
+            "noise_rate": self.lattice.rate,
         }
 
     def release(self, table: ExactTable, ids: Ids, noise: Noise) -> Rows:

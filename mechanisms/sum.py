@@ -47,7 +47,7 @@ class Sum:
         return {
             "half_width": self.value.number(self.lattice.half_width),
             "resolution": float(self.value.resolution),
-            "noise_rate": float(self.lattice.distribution.rate),
+            "noise_rate": self.lattice.rate,
         }
 
     def release(self, table: ExactTable, ids: Ids, noise: Noise) -> Rows:

@@ -142,7 +142,9 @@ def _gate_words(gate: dict[str, Any], measure: str) -> str:
         what = f"utility (weight times {measure})" if "heaviest_weight" in gate else f"count of {measure}"
         words += f"a key appears when its noisy {what} is {gate['threshold']:,} or more"
     else:
-        words += f"a key with {gate['appears_half_the_time_at']:,} {measure} appears half the time; no counts are published"
+        words += (
+            f"a key with {gate['appears_half_the_time_at']:,} {measure} appears half the time; no counts are published"
+        )
     if "half_width" in gate:
         words += f"; every published number is within {gate['half_width']:,} of the truth, for certain"
     return words

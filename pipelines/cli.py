@@ -111,8 +111,8 @@ def plan(
     from tidegate.mechanisms.literature import figures as known_figures
     from tidegate.pipelines import plan_show
     from tidegate.pipelines.job import quiet_logging
-    from tidegate.pipelines.plan import parse_shape, read_counts
     from tidegate.pipelines.plan import plan as make_plan
+    from tidegate.pipelines.plan_counts import parse_shape, read_counts
     from tidegate.pipelines.spec import load_spec
 
     quiet_logging(verbose=False)
