@@ -17,6 +17,7 @@ Decimal arithmetic throughout, so that delta may be 1e-300 and every machine fin
 from __future__ import annotations
 
 from decimal import ROUND_CEILING, Decimal, localcontext
+from math import nextafter
 
 from tidegate.mechanisms.mechanism import Bounds
 from tidegate.mechanisms.noise import WORD_BITS, BoundedGeometric
@@ -84,10 +85,10 @@ def exact_delta(k: int, rate: Decimal, bounds: Bounds) -> float:
 
 
 def key_delta(k: int, rate: Decimal, change: int) -> float:
-    """The delta of a single key that changes by so much."""
+    """The delta of a single key that changes by so much, rounded up."""
     with localcontext() as context:
         context.prec = 400
-        return float(_key_delta(k, rate, change))
+        return nextafter(float(_key_delta(k, rate, change)), 1.0)
 
 
 def noise_rate(epsilon: Decimal, delta: Decimal, bounds: Bounds) -> Decimal:

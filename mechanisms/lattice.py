@@ -34,7 +34,8 @@ class Lattice:
     def calibrated(epsilon: float, delta: float, keys: int, change: int, sums: int = 1) -> Lattice:
         """The narrowest that keeps (epsilon, delta) for so many keys."""
         step = max(1, -(-change // STEPS))
-        most = -(-change // step) + (sums - 1 if step > 1 else 0)
+        # Each sum may round up by almost a step: worst where all but one change by 1 more than a whole number of steps.
+        most = (change - sums) // step + sums if step > 1 else change
         distribution = bounded_noise(epsilon, delta, Bounds(keys, most))
         return Lattice(distribution, step, key_delta(distribution.k, distribution.rate, most))
 

@@ -27,7 +27,7 @@ from tidegate.mechanisms.values import UNITS, Statistic, Value
 
 CHUNK = 1 << 14  # keys at a time: what is computed of them stays in the processor's cache
 ROUNDING = 1e-14
-"""More than floating point can be off by, so that a range holds the exact mean for certain."""
+"""More than floating point can be off by in a share, so that a range holds the exact mean for certain."""
 
 
 class Mean:
@@ -73,7 +73,9 @@ class Mean:
                 self.lattice.draw(above, parts[0], ids[chunk]), self.lattice.draw(below, parts[1], ids[chunk])
             )
         value, low, high = self.value.shown(self.value.low + found * self.value.span)
-        return Rows(table.keys, value, low, high)
+        bottom, top = self.value.number(self.value.low), self.value.number(self.value.high)
+        margin = 4 * np.spacing(max(abs(bottom), abs(top)))
+        return Rows(table.keys, value, np.maximum(low - margin, bottom), np.minimum(high + margin, top))
 
     def _shares(self, above: Ints, below: Ints) -> tuple[Floats, Floats, Floats]:
         """Where the mean lies between low and high, and the least and the most of it."""

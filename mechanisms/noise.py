@@ -8,6 +8,8 @@ highest first: while the bits so far are below those of the largest magnitude, a
 1/(1 + exp(rate 2^b)) whatever the others are; while they are equal to them, the probability is that of the part of the
 range that is left. So nothing is ever rejected, every draw costs the same words and the same operations, and no branch or
 address depends on a drawn value. Every bit compares one 128-bit word with one 128-bit threshold: integers only.
+
+`Coins` fall with given probabilities, one word against one threshold each, for mechanisms that decide rather than add.
 """
 
 from __future__ import annotations

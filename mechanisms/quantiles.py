@@ -101,7 +101,7 @@ class Quantiles:
     @cached_property
     def coins(self) -> tuple[Coins, ...]:
         """For each quantile, the chance to go down at S = -largest, ..., largest."""
-        return tuple(below_coins(self.rate / _scale(q)[0], self._largest) for q in self.at)
+        return tuple(below_coins(self.rate, _scale(q)[0], self._largest) for q in self.at)
 
     def describe(self) -> Mapping[str, Any]:
         return {
@@ -152,11 +152,11 @@ class Quantiles:
         return scale * below - q.numerator * units
 
 
-def below_coins(rate: Decimal, largest: int) -> Coins:
-    """Pr[S + G >= 0] for S = -largest, ..., largest; certain at both ends."""
+def below_coins(rate: Decimal, change: int, largest: int) -> Coins:
+    """Pr[S + G >= 0] for S = -largest, ..., largest, where a unit changes S by so much; certain at both ends."""
     with localcontext() as context:
         context.prec = DIGITS
-        a = (-rate).exp()
+        a = (-rate / change).exp()
         tail, rising = 1 / (1 + a), []
         for _ in range(largest):
             tail *= a  # Pr[G >= s] for s = 1, 2, ...

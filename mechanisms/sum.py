@@ -53,5 +53,4 @@ class Sum:
     def release(self, table: ExactTable, ids: Ids, noise: Noise) -> Rows:
         exact = table.totals[self._above_low.name] + self.value.low * table.totals[UNITS.name]
         noisy, width = self.lattice.draw(exact, noise, ids), self.lattice.half_width
-        shown = self.value.shown
-        return Rows(table.keys, shown(noisy), shown(noisy - width), shown(noisy + width))
+        return Rows(table.keys, self.value.shown(noisy), *self.value.ends(noisy - width, noisy + width))

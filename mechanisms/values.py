@@ -24,7 +24,7 @@ from tidegate.mechanisms.table import Ints
 Each = Literal["sum", "mean", "min", "max"]
 Operation = Literal["sum", "min", "max"]
 LARGEST_STEP = 2**30
-"""Sums over 2^33 units stay inside 64 bits."""
+"""Sums over 2^31 units stay inside 64 bits."""
 
 _EVENT_LIMIT = 2**40
 _USUAL_STEPS = 1000
@@ -115,6 +115,15 @@ class Value:
     def shown(self, steps: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
         """Steps as numbers: one correctly rounded division, so that 115 steps of 0.01 read 1.15."""
         return np.asarray(steps, np.float64) * self.resolution.numerator / self.resolution.denominator
+
+    def ends(self, low: Ints, high: Ints) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """The ends of a range as numbers, rounded outwards where floating point cannot hold all their digits."""
+        beyond = 2**53 / self.resolution.numerator
+        shown_low, shown_high = self.shown(low), self.shown(high)
+        return (
+            np.where(np.abs(low) < beyond, shown_low, shown_low - 2 * np.spacing(np.abs(shown_low))),
+            np.where(np.abs(high) < beyond, shown_high, shown_high + 2 * np.spacing(np.abs(shown_high))),
+        )
 
     def number(self, steps: int) -> float:
         return steps * self.resolution.numerator / self.resolution.denominator

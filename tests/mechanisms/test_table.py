@@ -209,6 +209,7 @@ def test_publishing_takes_nothing_but_a_sealed_release(smuggled: Any, tmp_path: 
 
 
 def test_a_text_sink_of_beam_gets_nothing_of_it(tmp_path: Path) -> None:
+    register()
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
         made = pipeline | beam.Create([0]) | beam.Map(lambda _: secret()).with_output_types(ExactTable)
         _ = made | beam.io.WriteToText(str(tmp_path / "out"))
@@ -217,6 +218,8 @@ def test_a_text_sink_of_beam_gets_nothing_of_it(tmp_path: Path) -> None:
 
 
 def test_our_own_sink_fails_on_it_without_quoting(tmp_path: Path) -> None:
+    register()
+
     def run() -> None:
         with beam.Pipeline(runner=FnApiRunner()) as pipeline:
             made = pipeline | beam.Create([0]) | beam.Map(lambda _: secret()).with_output_types(ExactTable)
