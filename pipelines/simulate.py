@@ -1,6 +1,6 @@
 """Search events whose true counts are known, to hold private releases against.
 
-`simulate` writes a stream of who searched for what and when, over a vocabulary that changes as the stream goes on:
+`simulate` writes a stream of who searched for what and when, and how long they stayed, over a vocabulary that changes:
 terms are born, die, live for a while only, or vanish and return. Beside the events it writes the truth, the counts
 that an exact pipeline would find. It promises that
 
@@ -42,7 +42,7 @@ Flaws = tuple[tuple[str, str | bytes | None], ...]
 
 # One row of any sort, before it is spelled out. It is written at `arrival`, which is `at` unless it is out of order.
 _ROW = np.dtype([("at", "i8"), ("arrival", "i8"), ("unit", "i4"), ("key", "i4"), ("zone", "i1"), ("flaw", "i1")])
-_COLUMNS = ("user", "term", "at")
+_COLUMNS = ("user", "term", "at", "seconds")
 _INSTANT = pa.timestamp("us", tz="UTC")
 _COUNTED = {"key": pa.string(), "units": pa.int64(), "events": pa.int64()}
 _TRUTH = pa.schema({"window_start": _INSTANT, "window_end": _INSTANT, **_COUNTED})
@@ -87,14 +87,17 @@ _FLAWS: dict[str, Flaws] = {
     "jsonl": (
         *(*_COMMON, *_NULLS),
         ("line", b'{"user": "u00001", "term": "harbour li\n'),
-        ("line", b'{"user": "u00001", "term": "harbour \xff\xfe", "at": "2026-01-01T12:00:00.000000Z"}\n'),
+        (
+            "line",
+            b'{"user": "u00001", "term": "harbour \xff\xfe", "at": "2026-01-01T12:00:00.000000Z", "seconds": 1}\n',
+        ),
     ),
     # Without nulls: CSV cannot tell a null term from an empty one, which is a term like any other.
     "csv": (
         *_COMMON,
         ("line", b"u00001,harbour lights\n"),
-        ("line", b"u00001,harbour lights,2026-01-01T12:00:00.000000Z,1\n"),
-        ("line", b"u00001,harbour \xff\xfe,2026-01-01T12:00:00.000000Z\n"),
+        ("line", b"u00001,harbour lights,2026-01-01T12:00:00.000000Z,1,1\n"),
+        ("line", b"u00001,harbour \xff\xfe,2026-01-01T12:00:00.000000Z,1\n"),
     ),
 }
 
@@ -323,6 +326,7 @@ class _World:
             "user": self.users.take(pa.array(rows["unit"])),
             "term": self.terms.take(pa.array(rows["key"])),
             "at": _rfc3339(rows) if self.simulation.text_times else pa.array(rows["at"]).cast(_INSTANT),
+            "seconds": pa.array(_seconds(rows)),
             "line": pa.nulls(len(rows), pa.binary()),
         }
         if rows["flaw"].any():
@@ -357,6 +361,17 @@ def _vocabulary(keys: int) -> pa.Array:
     return pc.binary_join_element_wise(pc.binary_join_element_wise(*words, " "), number, "")
 
 
+def _seconds(rows: Rows) -> npt.NDArray[np.int32]:
+    """How long somebody looked at what was found: mostly short, up to eight minutes, longer for some keys.
+
+    Of the row's own numbers, so that a repeated row repeats it.
+    """
+    mixed = rows["at"].astype(np.uint64) ^ (rows["unit"].astype(np.uint64) << np.uint64(40))
+    mixed = (mixed * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(40)
+    skewed = (mixed & np.uint64(31)) * ((mixed >> np.uint64(5)) & np.uint64(31))
+    return (1 + skewed.astype(np.int32) * (1 + rows["key"] % 4) // 8).astype(np.int32)
+
+
 def _rfc3339(rows: Rows) -> pa.Array:
     minutes = np.array([minutes for _, minutes in _ZONES])
     local = rows["at"] + minutes[rows["zone"]] * 60_000_000
@@ -372,7 +387,8 @@ def _open(path: Path, simulation: Simulation) -> AbstractContextManager[Sink]:
 
 @contextmanager
 def _parquet(path: Path, text: bool) -> Iterator[Sink]:
-    schema = pa.schema(zip(_COLUMNS, (pa.string(), pa.string(), pa.string() if text else _INSTANT), strict=True))
+    types = (pa.string(), pa.string(), pa.string() if text else _INSTANT, pa.int32())
+    schema = pa.schema(zip(_COLUMNS, types, strict=True))
     with pq.ParquetWriter(path, schema) as writer:
         yield lambda batch: writer.write_batch(batch.select(_COLUMNS), row_group_size=_BATCH)
 
@@ -380,7 +396,7 @@ def _parquet(path: Path, text: bool) -> Iterator[Sink]:
 @contextmanager
 def _avro(path: Path, text: bool) -> Iterator[Sink]:
     at = "string" if text else {"type": "long", "logicalType": "timestamp-micros"}
-    types = zip(_COLUMNS, (["null", "string"], ["null", "string"], at), strict=True)
+    types = zip(_COLUMNS, (["null", "string"], ["null", "string"], at, "int"), strict=True)
     schema = {"type": "record", "name": "Search", "fields": [{"name": name, "type": kind} for name, kind in types]}
     with path.open("wb") as stream:
         # The marker is random unless given, and the same simulation is to give the same bytes.
@@ -413,17 +429,22 @@ def _lines(path: Path, header: bytes, join: Callable[[pa.RecordBatch], pa.Array]
 
 def _csv(batch: pa.RecordBatch) -> pa.Array:
     # No value of ours needs quotes.
-    return pc.binary_join_element_wise(batch["user"], ",", batch["term"], ",", batch["at"], "\n", "")
+    seconds = batch["seconds"].cast(pa.string())
+    return pc.binary_join_element_wise(batch["user"], ",", batch["term"], ",", batch["at"], ",", seconds, "\n", "")
 
 
 def _jsonl(batch: pa.RecordBatch) -> pa.Array:
     # No value of ours needs escapes.
-    user, term, at = (pc.coalesce(pc.binary_join_element_wise('"', batch[name], '"', ""), "null") for name in _COLUMNS)
-    return pc.binary_join_element_wise('{"user": ', user, ', "term": ', term, ', "at": ', at, "}\n", "")
+    texts = ("user", "term", "at")
+    user, term, at = (pc.coalesce(pc.binary_join_element_wise('"', batch[name], '"', ""), "null") for name in texts)
+    seconds = batch["seconds"].cast(pa.string())
+    return pc.binary_join_element_wise(
+        '{"user": ', user, ', "term": ', term, ', "at": ', at, ', "seconds": ', seconds, "}\n", ""
+    )
 
 
 _LINES: dict[str, tuple[bytes, Callable[[pa.RecordBatch], pa.Array]]] = {
-    "csv": (b"user,term,at\n", _csv),
+    "csv": (b"user,term,at,seconds\n", _csv),
     "jsonl": (b"", _jsonl),
 }
 

@@ -48,7 +48,7 @@ def line_of(line: bytes) -> Any:
         return (
             json.loads(text)
             if text.startswith("{")
-            else dict(zip(("user", "term", "at"), text.split(","), strict=True))
+            else dict(zip(("user", "term", "at", "seconds"), text.split(","), strict=True))
         )
     except ValueError:
         return line
@@ -124,7 +124,7 @@ def test_bad_rows_are_of_every_kind_the_format_can_hold(tmp_path: Path, form: st
     bad = [row for path in tmp_path.glob("events-*") for row in raw(path) if good(row) is None]
     values = {value for row in bad if isinstance(row, dict) for value in row.values()}
     assert values > {"", "yesterday", "2026-01-01T12:00:00.000000", "0000-00-00T00:00:00Z"}
-    assert any(len(value or "") == 2048 for value in values)
+    assert any(isinstance(value, str) and len(value) == 2048 for value in values)
     assert (None in values) == (form != "csv")
     assert len({row for row in bad if isinstance(row, bytes)}) == lines
     assert any(b"\xff" in row for row in bad if isinstance(row, bytes)) == (lines > 0)
@@ -232,3 +232,16 @@ def test_a_million_events_are_written_in_bounded_row_groups(tmp_path: Path) -> N
     assert metadata.num_rows == pc.sum(pq.read_table(tmp_path / "truth.parquet")["events"]).as_py() == 1_100_000
     assert max(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)) <= 1_000_000
     assert done == [(1, 1)]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_every_search_has_a_number_that_repeats_with_it(tmp_path: Path, form: str) -> None:
+    made(tmp_path, format=form, duplicates=0.1)
+    rows = [row for path in sorted(tmp_path.glob("events-*")) for row in raw(path)]
+    seconds: dict[tuple[str, str, str], set[int]] = {}
+    for row in rows:
+        seconds.setdefault((row["user"], row["term"], str(row["at"])), set()).add(int(row["seconds"]))
+    assert all(len(found) == 1 for found in seconds.values())
+    every = sorted(value for found in seconds.values() for value in found)
+    assert 1 <= every[0] < 10
+    assert 200 < every[-1] <= 481
