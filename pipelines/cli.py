@@ -197,6 +197,8 @@ def _summarise(counters: dict[str, int], place: str, console: Console) -> None:
     if dead:
         reasons = ", ".join(f"{a:,} {n.removeprefix('dead_')}" for n, a in counters.items() if n.startswith("dead_"))
         notes.append(f"{dead:,} dead letters ({reasons})")
+    if counters.get("rows_left_out"):
+        notes.append(f"{counters['rows_left_out']:,} left out by the spec")
     if counters.get("rows_outside_range"):
         notes.append(f"{counters['rows_outside_range']:,} outside the range")
     if counters.get("late_batches"):

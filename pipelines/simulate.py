@@ -369,7 +369,8 @@ def _seconds(rows: Rows) -> npt.NDArray[np.int32]:
     mixed = rows["at"].astype(np.uint64) ^ (rows["unit"].astype(np.uint64) << np.uint64(40))
     mixed = (mixed * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(40)
     skewed = (mixed & np.uint64(31)) * ((mixed >> np.uint64(5)) & np.uint64(31))
-    return (1 + skewed.astype(np.int32) * (1 + rows["key"] % 4) // 8).astype(np.int32)
+    seconds: npt.NDArray[np.int32] = 1 + skewed.astype(np.int32) * (1 + rows["key"] % 4) // 8
+    return seconds
 
 
 def _rfc3339(rows: Rows) -> pa.Array:

@@ -25,7 +25,7 @@ from tidegate.transforms.problems import SafeError, shown, withheld
 Rows = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-_KINDS = ("where", "derive", "bucket", "truncate")
+_KINDS = ("derive", "where", "bucket", "truncate")
 _MOST_EVENTS, _LARGEST, _PLACES = 1_000_000, 10**15, 9
 
 
@@ -65,7 +65,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Preparation:
-    """What a spec does to rows before they are counted, in the order written."""
+    """What a spec does to rows before they are counted."""
 
     steps: tuple[Step, ...] = ()
     truncate: int | None = None
@@ -122,19 +122,21 @@ def parse_prepare(value: object) -> Preparation:
 
 
 def _written(value: object) -> Iterator[tuple[str, str, object]]:
-    """(field, kind, rule) of each step, from either form."""
+    """(field, kind, rule) of each step. A list is done as written; a group, whose order YAML does not keep, as `_KINDS`."""
     listed = isinstance(value, list)
     for place, part in enumerate(value if isinstance(value, list) else [{} if value is None else value]):
         name = f"prepare[{place}]" if listed else "prepare"
         if not isinstance(part, Mapping) or (listed and len(part) != 1):
             rule = "a group of one field" if listed else "a group of steps or a list of them"
             raise ValueError(f"{name} must be {rule}, not {shown(part)}; write where: and an expression")
-        for kind, rule in part.items():
+        for kind in part:
             if kind not in _KINDS:
                 close = difflib.get_close_matches(str(kind), _KINDS, n=1)
                 hint = f"write {close[0]}" if close else f"the fields here are {', '.join(_KINDS)}"
                 raise ValueError(f"{name}.{kind} is not a field of the spec; {hint}")
-            yield f"{name}.{kind}", kind, rule
+        for kind in _KINDS:
+            if kind in part:
+                yield f"{name}.{kind}", kind, part[kind]
 
 
 def _named(field: str, value: object) -> dict[str, object]:
