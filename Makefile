@@ -4,8 +4,8 @@
 # make profile  where the time of a run goes
 
 # The first Python on hand that Beam runs on.
-PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \
-	$$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$p && break; done)
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$p && break; done)
 VENV ?= .venv
 RUN := $(VENV)/bin/python -m
 READY := $(VENV)/ready
@@ -35,7 +35,7 @@ profile: $(READY)
 
 # The environment is made anew when what it should hold has changed.
 $(READY): setup.py tidegate/version.py
-	@test -n "$(PYTHON)" || { echo "tidegate needs Python 3.10 to 3.13; install one, or name it: make PYTHON=/path/to/python"; exit 1; }
+	@test -n "$(PYTHON)" || { echo "tidegate needs Python 3.11 to 3.13; install one, or name it: make PYTHON=/path/to/python"; exit 1; }
 	@echo "making an environment in $(VENV) with $(PYTHON); a minute or two"
 	$(PYTHON) -m venv --clear $(VENV)
 	$(RUN) pip install --quiet --disable-pip-version-check --upgrade pip
@@ -44,7 +44,7 @@ $(READY): setup.py tidegate/version.py
 
 # Every supported Python on this machine.
 test-pythons:
-	@for version in 3.10 3.11 3.12 3.13; do \
+	@for version in 3.11 3.12 3.13; do \
 		p=$$(command -v python$$version) && $$p -c '' 2>/dev/null || { echo "python$$version: not on this machine"; continue; }; \
 		echo "python$$version"; $(MAKE) --no-print-directory PYTHON=$$p VENV=.venv-$$version unit || exit 1; \
 	done

@@ -13,7 +13,7 @@ REQUIRED = [
     "apache-beam>=2.70",
     "click>=8.1.7",
     "cryptography>=44.0.1",  # AES for noise and keyed hashes; earlier wheels carry an OpenSSL with known holes
-    "duckdb>=1.3",  # expressions of `prepare`, one row at a time
+    "duckdb>=2.0,<3",  # expressions of `prepare`; what is safe to run was judged for this generation of functions
     "fastavro>=1.10",  # Avro schemas that polars cannot read; polars is 20 times faster on the ones it can
     "numpy>=2.1",  # vectorised 64-bit sort, which bounding is built on
     "polars>=1.20",  # columnar Avro reading
@@ -42,7 +42,7 @@ setup(
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
-    python_requires=">=3.10",
+    python_requires=">=3.11",
     packages=[
         "tidegate",
         "tidegate.mechanisms",

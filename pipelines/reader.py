@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -23,7 +23,7 @@ from tidegate.pipelines.publish import MANIFEST, read_manifest
 from tidegate.transforms.problems import SafeError
 from tidegate.transforms.release import ROW_SCHEMA
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class ReadError(SafeError):
@@ -164,7 +164,7 @@ def _instant(value: str | datetime) -> datetime:
             value = datetime.fromisoformat(value.replace("Z", "+00:00"))
         except ValueError:
             raise ReadError(f"{value!r} is not an RFC 3339 time; write 2026-01-01T00:00:00Z") from None
-    return value.astimezone(timezone.utc) if value.tzinfo else value.replace(tzinfo=timezone.utc)
+    return value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)
 
 
 def _rfc3339(instant: datetime) -> str:

@@ -21,7 +21,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ _INSTANT = pa.timestamp("us", tz="UTC")
 _COUNTED = {"key": pa.string(), "units": pa.int64(), "events": pa.int64()}
 _TRUTH = pa.schema({"window_start": _INSTANT, "window_end": _INSTANT, **_COUNTED})
 _BATCH = 1_000_000
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _DAY = timedelta(days=1)
 _LONGEST = 100_000 * _DAY  # keeps the rows around the range, too, within four-digit years
@@ -111,7 +111,7 @@ class Simulation:
     keys: int = 400
     windows: int = 24
     window_size: timedelta = timedelta(hours=1)
-    start: datetime = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    start: datetime = datetime(2026, 1, 1, tzinfo=UTC)
     keys_per_unit: int = 3  # at most as many distinct keys of a unit in a window
     skew: float = 1.1  # Zipf exponent of the keys' popularity
     churn: float = 0.3  # share of keys that do not live in every window; none do so in fewer than three windows

@@ -15,13 +15,19 @@ stream: canaries
 source: {files: "in/*.jsonl"}
 columns: {unit: user, key: term, time: at}
 window: {size: 1h, start: 2026-01-01T00:00:00Z, end: 2026-01-01T03:00:00Z}
+prepare: {where: "amount::int >= 0"}
 bound: {keys: 3, per_key: 7}
 gate: {measure: events, epsilon: 1.0, delta: 1e-9}
+then:
+  - {mechanism: sum, column: amount, low: 0, high: 10, epsilon: 1.0}
+  - {mechanism: quantiles, column: amount, low: 0, high: 10, buckets: 8, epsilon: 1.0}
+  - {mechanism: choose, epsilon: 1.0}
 sink: {files: releases/}
 dead_letters: dead/
 """
 UNIT, KEY, RARE_TIME, BROKEN = "canary-unit-77f3", "canary-key-5a1c", "canary-time-0b9e", "canary-line-d24e"
-CANARIES = (UNIT, KEY, RARE_TIME, BROKEN)
+AMOUNT = "canary-amount-3c61"
+CANARIES = (UNIT, KEY, RARE_TIME, BROKEN, AMOUNT)
 EXACT_COUNT = 4391
 """Units of the one key that is published; a number that occurs nowhere else."""
 
@@ -54,11 +60,13 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "in").mkdir()
     (tmp_path / "spec.yaml").write_text(SPEC)
     rows: list[dict[str, str | None]] = [
-        {"user": f"u{i}", "term": "popular", "at": "2026-01-01T00:30:00Z"} for i in range(EXACT_COUNT)
+        {"user": f"u{i}", "term": "popular", "at": "2026-01-01T00:30:00Z", "amount": "1"} for i in range(EXACT_COUNT)
     ]
-    rows += [{"user": UNIT, "term": "popular", "at": "2026-01-01T01:30:00Z"}] * 3
-    rows += [{"user": f"{UNIT}-{i}", "term": KEY, "at": "2026-01-01T00:10:00Z"} for i in range(5)]
-    rows += [{"user": UNIT, "term": KEY, "at": RARE_TIME}, {"user": None, "term": KEY, "at": "2026-01-01T00:10:00Z"}]
+    rows += [{"user": UNIT, "term": "popular", "at": "2026-01-01T01:30:00Z", "amount": "1"}] * 3
+    rows += [{"user": f"{UNIT}-{i}", "term": KEY, "at": "2026-01-01T00:10:00Z", "amount": "1"} for i in range(5)]
+    rows += [{"user": UNIT, "term": KEY, "at": RARE_TIME, "amount": "1"}]
+    rows += [{"user": None, "term": KEY, "at": "2026-01-01T00:10:00Z", "amount": "1"}]
+    rows += [{"user": UNIT, "term": KEY, "at": "2026-01-01T00:10:00Z", "amount": AMOUNT}]
     lines = [json.dumps(row) for row in rows] + [f'{{"user": "{BROKEN}']
     (tmp_path / "in" / "events.jsonl").write_text("\n".join(lines) + "\n")
     return tmp_path
@@ -107,7 +115,7 @@ def test_dead_letters_are_whole_and_closed_to_others(folder: Path) -> None:
     files = list((folder / "dead").iterdir())
     assert all(path.stat().st_mode & 0o077 == 0 for path in files)
     letters = [json.loads(line) for path in files for line in path.read_text().splitlines()]
-    assert sorted(letter["reason"] for letter in letters) == ["bad_time", "malformed", "missing_unit"]
+    assert sorted(letter["reason"] for letter in letters) == ["bad_time", "malformed", "missing_unit", "not_prepared"]
     assert any(RARE_TIME in letter["raw"] for letter in letters)
     assert any(BROKEN in letter["raw"] for letter in letters)
     assert not [path for path in files for canary in CANARIES if canary in path.name]
@@ -120,6 +128,10 @@ def test_dead_letters_are_whole_and_closed_to_others(folder: Path) -> None:
         ("transforms.contributions", "Contributions", "count_keys"),
         ("mechanisms.keyed", "KeyedHash", "digest"),
         ("mechanisms.truncated_geometric", "TruncatedGeometric", "release"),
+        ("transforms.prepare", "Preparer", "__call__"),
+        ("mechanisms.sum", "Sum", "release"),
+        ("mechanisms.choose", "Choose", "summarize"),
+        ("mechanisms.choose", "Choose", "release"),
     ],
 )
 def test_an_error_of_a_library_that_quotes_a_record_is_withheld(

@@ -9,15 +9,18 @@ from typing import Any
 
 import pytest
 
+from tests.exact import test_composition as composition
+from tests.exact import test_geometric_threshold as threshold_exact
 from tests.exact import test_truncated_geometric as exact
 from tests.statistical import test_end_to_end as end_to_end
 from tests.transforms import test_bounding as bounding
 from tests.transforms import test_one_firing as one_firing
 from tests.transforms import test_same_bytes as same_bytes
 from tests.transforms.running import release
-from tidegate.mechanisms import calibration, truncated_geometric
+from tidegate.mechanisms import calibration, geometric_threshold, guarantee, truncated_geometric
 from tidegate.mechanisms.mechanism import Bounds
 from tidegate.mechanisms.noise import Noise
+from tidegate.mechanisms.table import ExactTable
 from tidegate.transforms import bound, count, decode, gate, seal
 
 
@@ -91,6 +94,37 @@ def test_a_window_that_fires_again_is_caught(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(stage, "is_first_firing", lambda pane: True)
     with pytest.raises((AssertionError, ValueError)):
         one_firing.test_an_event_after_grace_is_dropped_and_does_not_fire_its_window_again(70)
+
+
+def test_a_threshold_of_geometric_noise_one_too_small_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = geometric_threshold.calibrate
+
+    def planted(epsilon: float, delta: float, bounds: Bounds) -> tuple[int, Decimal]:
+        threshold, rate = real(epsilon, delta, bounds)
+        return threshold - 1, rate
+
+    proof = threshold_exact.test_one_key_keeps_delta_whatever_its_count_and_whatever_one_unit_adds
+    proof(1.0, 1e-5, 1, 1)
+    monkeypatch.setattr(geometric_threshold, "calibrate", planted)
+    threshold_exact.gate.cache_clear()
+    caught(proof, 1.0, 1e-5, 1, 1)
+    threshold_exact.gate.cache_clear()
+
+
+def test_a_digest_that_forgets_values_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The counts stay as they are when an amount changes; two versions of a window would then share their draws.
+    from tests.transforms import test_gates_and_then as whole
+
+    real = count.TableDigest.__call__
+    monkeypatch.setattr(
+        count.TableDigest, "__call__", lambda self, table: real(self, ExactTable(table.keys, table.counts))
+    )
+    caught(whole.test_the_same_data_give_the_same_bytes_whatever_the_shards_bundles_and_order)
+
+
+def test_a_total_that_forgets_what_is_downstream_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guarantee.Guarantee, "log_kept", lambda self, keys: 0.0)
+    caught(composition.test_behind_the_truncated_gate_both_deltas_are_paid)
 
 
 def test_a_threshold_one_too_small_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, time, timedelta, timezone
+from datetime import UTC, datetime, time, timedelta
 from decimal import Decimal
 from enum import IntEnum
 from typing import Any
@@ -41,10 +41,10 @@ class Fault(IntEnum):
     not_prepared = 15
 
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # A time outside these is a mistake of unit or a placeholder, not an event; and it keeps all sums inside 64 bits.
-_OLDEST = (datetime(1900, 1, 1, tzinfo=timezone.utc) - _EPOCH) // timedelta(microseconds=1)
-_NEWEST = (datetime(2200, 1, 1, tzinfo=timezone.utc) - _EPOCH) // timedelta(microseconds=1)
+_OLDEST = (datetime(1900, 1, 1, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
+_NEWEST = (datetime(2200, 1, 1, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
 _TICKS_A_MICRO = {"ns": 1000}
 _MICROS_A_TICK = {"s": 1_000_000, "ms": 1000, "us": 1}
 # Arrow reads minutes, seconds and the parts of an offset as optional, so they are optional here.
@@ -343,7 +343,7 @@ def _read_one_rfc3339(text: str) -> tuple[int, Fault]:
     year, month, day, hour, minute, second = (int(part or 0) for part in date_and_clock)
     leap = second == 60  # a leap second is the last moment of its minute
     try:
-        moment = datetime(year, month, day, hour, minute, 59 if leap else second, tzinfo=timezone.utc)
+        moment = datetime(year, month, day, hour, minute, 59 if leap else second, tzinfo=UTC)
         shift = time(int(hours or 0), int(minutes or 0))
     except ValueError:
         return 0, Fault.bad_time

@@ -49,7 +49,8 @@ _WHY = {
 # What DuckDB lists as consistent, or not at all, and is no function of the row; age(x) is that of today.
 _REFUSED = {
     **dict.fromkeys(("age", "current_localtime", "current_localtimestamp"), "clock"),
-    **dict.fromkeys(("alias", "getenv", "index_key", "json_serialize_plan"), "session"),
+    **dict.fromkeys(("alias", "current_setting", "getenv", "getvariable"), "session"),
+    **dict.fromkeys(("index_key", "json_serialize_plan"), "session"),
     **dict.fromkeys(("aggregate", "array_aggr", "array_aggregate", "list_aggr", "list_aggregate"), "by name"),
 }
 # Functions that need no parentheses. Not `user`: it is a column here, as one that is named is always there (`_get`).

@@ -143,7 +143,6 @@ def _find(model: type[BaseModel], place: list[int | str]) -> tuple[type[BaseMode
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
     arguments = get_args(annotation)
-    # A generic such as tuple[str, ...] passes for a class on Python 3.10.
     if not arguments and isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     for argument in arguments:

@@ -13,7 +13,7 @@ import json
 import math
 import re
 from dataclasses import replace
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Annotated, Any, Literal, cast
 
@@ -76,9 +76,9 @@ def parse_instant(value: object) -> datetime:
     if not 1900 <= value.year < 2200:  # as for events
         raise ValueError(f"must be in the years 1900 to 2199, not {value.isoformat()}; write 2026-01-01T00:00:00Z")
     if value.microsecond:
-        whole = value.astimezone(timezone.utc).replace(microsecond=0)
+        whole = value.astimezone(UTC).replace(microsecond=0)
         raise ValueError(f"must be a whole second, not {value.isoformat()}; write {_rfc(whole)}")
-    return value.astimezone(timezone.utc)
+    return value.astimezone(UTC)
 
 
 def _stream_name(value: str) -> str:

@@ -25,7 +25,7 @@ from tidegate.pipelines.formats.avro_reading import AvroError, Damaged, decode_t
 from tidegate.pipelines.formats.avro_writing import encode
 
 UTC = pa.timestamp("us", "UTC")
-EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)  # noqa: UP017  (UTC is the name of a type here)
 MARKER = bytes(range(100, 116))
 EVENT = {
     "type": "record",

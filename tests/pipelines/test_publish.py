@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -411,7 +411,7 @@ def test_windows_come_in_order_and_can_be_chosen(tmp_path: Path) -> None:
     starts = read_releases(folder)["window_start"].to_pylist()
     assert starts == sorted(starts)
     assert counts(read_releases(folder, keys=["tide", "never"])) == [("tide", 50 + window) for window in range(4)]
-    one = datetime(2026, 1, 1, 2, tzinfo=timezone.utc)
+    one = datetime(2026, 1, 1, 2, tzinfo=UTC)
     for asked in (one, "2026-01-01T02:00:00Z", "2026-01-01T03:00:00+01:00", one.replace(tzinfo=None)):
         assert counts(read_releases(folder, windows=[asked], keys=["tide"])) == [("tide", 52)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from tidegate.pipelines.simulate import FORMATS, Simulation, simulate
 SMALL = {"events": 8_000, "units": 300, "keys": 60, "windows": 12}
 DIRT = {"bad": 0.05, "duplicates": 0.05, "late": 0.05, "outside": 0.02}
 TIME = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}\.\d{6}(Z|[+-]\d{2}:\d{2})")
-START = datetime(2026, 1, 1, tzinfo=timezone.utc)
+START = datetime(2026, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 
 
@@ -62,7 +62,7 @@ def good(row: Any) -> tuple[str, str, datetime] | None:
         if not TIME.fullmatch(at) or at.startswith("0000"):
             return None
         at = datetime.fromisoformat(at.replace("Z", "+00:00"))
-    return row["user"], row["term"], at.astimezone(timezone.utc)
+    return row["user"], row["term"], at.astimezone(UTC)
 
 
 def events(out: Path) -> list[tuple[int, str, str, datetime]]:

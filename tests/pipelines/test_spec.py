@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -535,7 +535,7 @@ TEXTS: list[tuple[str, str | bytes | None, str]] = [
 
 
 def write_parquet(folder: Path) -> None:
-    at = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    at = datetime(2026, 1, 1, tzinfo=UTC)
     columns = {"user": ["u1"], "term": ["tide"], "at": [at], "number": [5], "share": [0.5]}
     (folder / "data").mkdir()
     pq.write_table(pa.table(columns), folder / "data" / "events.parquet")
@@ -852,7 +852,7 @@ def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
         ),
         pytest.param(
             LINES.replace("2026-01-01T00:00:00Z", '"2026-01-01T00:00:00Z"'),
-            lambda spec: spec.window.start == datetime(2026, 1, 1, tzinfo=timezone.utc),
+            lambda spec: spec.window.start == datetime(2026, 1, 1, tzinfo=UTC),
             id="a quoted time",
         ),
         pytest.param(

@@ -6,7 +6,7 @@ import json
 import re
 from calendar import timegm
 from collections.abc import Sequence
-from datetime import date, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 
@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from tidegate.transforms.coders import RawBatchCoder
 from tidegate.transforms.columns import ROW, Fault, join_keys, read_text, read_time, rows_to_batches
 
-NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 MICRO = timedelta(microseconds=1)
-EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 ZONED = re.compile(
     r"(.{4})-(..)-(..)[Tt ](..)(?::(..)(?::(..)(?:\.(.+?))?)?)?(?:([Zz])|([+-])(..)(?::?(..))?)?", re.ASCII
 )
@@ -71,11 +71,7 @@ def reference_time(text: str) -> int | str:
         return "time_out_of_range"
     seconds = timegm((year, month, day, hour, minute, min(second, 59))) - (-60 if sign == "-" else 60) * shift
     whole = seconds * 1_000_000 + (999_999 if second == 60 else int((fraction or "0").ljust(6, "0")[:6]))
-    if (
-        not micros(datetime(1900, 1, 1, tzinfo=timezone.utc))
-        <= whole
-        < micros(datetime(2200, 1, 1, tzinfo=timezone.utc))
-    ):
+    if not micros(datetime(1900, 1, 1, tzinfo=UTC)) <= whole < micros(datetime(2200, 1, 1, tzinfo=UTC)):
         return "time_out_of_range"
     return whole
 
@@ -95,15 +91,15 @@ GOOD_TIMES = [
     ("2026-01-01T12:00:00.000001z", NOON + MICRO),
     ("2026-01-01T12:00:00.0000019Z", NOON + MICRO),
     ("2026-01-01T12:00:00.999999999+00:00", NOON + 999_999 * MICRO),
-    ("2024-02-29T23:59:59Z", datetime(2024, 2, 29, 23, 59, 59, tzinfo=timezone.utc)),
-    ("2000-02-29T00:00:00Z", datetime(2000, 2, 29, tzinfo=timezone.utc)),
-    ("2026-04-30T00:00:00Z", datetime(2026, 4, 30, tzinfo=timezone.utc)),
-    ("2026-12-31T23:59:59Z", datetime(2026, 12, 31, 23, 59, 59, tzinfo=timezone.utc)),
-    ("2016-12-31T23:59:60Z", datetime(2017, 1, 1, tzinfo=timezone.utc) - MICRO),
-    ("2016-12-31T23:59:60.5Z", datetime(2017, 1, 1, tzinfo=timezone.utc) - MICRO),
-    ("2017-01-01T00:59:60+01:00", datetime(2017, 1, 1, tzinfo=timezone.utc) - MICRO),
-    ("1900-01-01T00:00:00Z", datetime(1900, 1, 1, tzinfo=timezone.utc)),
-    ("2199-12-31T23:59:59.999999Z", datetime(2200, 1, 1, tzinfo=timezone.utc) - MICRO),
+    ("2024-02-29T23:59:59Z", datetime(2024, 2, 29, 23, 59, 59, tzinfo=UTC)),
+    ("2000-02-29T00:00:00Z", datetime(2000, 2, 29, tzinfo=UTC)),
+    ("2026-04-30T00:00:00Z", datetime(2026, 4, 30, tzinfo=UTC)),
+    ("2026-12-31T23:59:59Z", datetime(2026, 12, 31, 23, 59, 59, tzinfo=UTC)),
+    ("2016-12-31T23:59:60Z", datetime(2017, 1, 1, tzinfo=UTC) - MICRO),
+    ("2016-12-31T23:59:60.5Z", datetime(2017, 1, 1, tzinfo=UTC) - MICRO),
+    ("2017-01-01T00:59:60+01:00", datetime(2017, 1, 1, tzinfo=UTC) - MICRO),
+    ("1900-01-01T00:00:00Z", datetime(1900, 1, 1, tzinfo=UTC)),
+    ("2199-12-31T23:59:59.999999Z", datetime(2200, 1, 1, tzinfo=UTC) - MICRO),
     ("1969-12-31T23:59:59.999999Z", EPOCH - MICRO),
 ]
 BAD_TIMES = [
@@ -240,9 +236,7 @@ def test_digits_agree_with_a_row_by_row_reading(values: list[str | None], unit: 
 
 def scaled(number: int, unit: str) -> int | str:
     time = number * {"s": 1_000_000, "ms": 1000, "us": 1}[unit] if unit != "ns" else number // 1000
-    plausible = (
-        micros(datetime(1900, 1, 1, tzinfo=timezone.utc)) <= time < micros(datetime(2200, 1, 1, tzinfo=timezone.utc))
-    )
+    plausible = micros(datetime(1900, 1, 1, tzinfo=UTC)) <= time < micros(datetime(2200, 1, 1, tzinfo=UTC))
     return time if plausible else "time_out_of_range"
 
 
@@ -261,7 +255,7 @@ def test_whole_numbers_of_any_width_are_times_of_the_unit(kind: str, unit: str) 
 
 
 def edge_numbers(year: str, unit: str) -> list[int]:
-    edge = micros(datetime(int(year), 1, 1, tzinfo=timezone.utc)) // {"s": 1_000_000, "ms": 1000, "us": 1}[unit]
+    edge = micros(datetime(int(year), 1, 1, tzinfo=UTC)) // {"s": 1_000_000, "ms": 1000, "us": 1}[unit]
     return [edge - 1, edge, edge + 1]
 
 

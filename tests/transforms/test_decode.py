@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable
-from datetime import date, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -308,7 +308,7 @@ EVENTS: Rows = [
     {
         "user": f"u{number % 50}",
         "term": f"t{number % 3}",
-        "at": datetime(2026, 1, 1, number % 2, number % 60, tzinfo=timezone.utc),
+        "at": datetime(2026, 1, 1, number % 2, number % 60, tzinfo=UTC),
     }
     for number in range(300)
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 import apache_beam as beam
@@ -15,7 +15,7 @@ from apache_beam.transforms.window import FixedWindows, GlobalWindows, Sessions,
 from tests.collecting import Collected
 from tidegate.transforms import PrivateReleases, Release, Secret, SpecError
 
-START = datetime(2026, 1, 1, tzinfo=timezone.utc)
+START = datetime(2026, 1, 1, tzinfo=UTC)
 T0 = int(START.timestamp())
 # At this epsilon the noise is nil but with probability 1e-20, so a released value is the exact count; 30 units pass.
 TERMS: dict[str, Any] = {

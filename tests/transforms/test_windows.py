@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone
 from itertools import pairwise
 from typing import Any
 
@@ -21,8 +21,8 @@ from tidegate.transforms.decode import Decoder
 from tidegate.transforms.terms import make_terms
 from tidegate.transforms.windows import MICROS, Windows
 
-EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-START = datetime(2026, 1, 1, tzinfo=timezone.utc)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+START = datetime(2026, 1, 1, tzinfo=UTC)
 T0 = int(START.timestamp()) * MICROS
 
 
