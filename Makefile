@@ -2,6 +2,7 @@
 # make test     lint, types and every test
 # make bench    ratios against plain pyarrow and plain Beam, measured in one run
 # make profile  where the time of a run goes
+# make bench-mechanisms  what each gate and downstream mechanism costs next to the plain count
 
 # The first Python on hand that Beam runs on.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -10,7 +11,7 @@ VENV ?= .venv
 RUN := $(VENV)/bin/python -m
 READY := $(VENV)/ready
 
-.PHONY: demo test lint types unit bench profile test-pythons test-lowest clean
+.PHONY: demo test lint types unit bench bench-mechanisms profile test-pythons test-lowest clean
 
 demo: $(READY)
 	$(VENV)/bin/tidegate demo demo/
@@ -29,6 +30,9 @@ unit: $(READY)
 
 bench: $(READY)
 	$(RUN) benchmarks.release
+
+bench-mechanisms: $(READY)
+	$(RUN) benchmarks.mechanisms
 
 profile: $(READY)
 	$(RUN) benchmarks.stages

@@ -32,8 +32,11 @@ def test_the_readme_does_what_it_says(tmp_path: Path) -> None:
     commands = commands_in("README.md")
     assert commands[:3] == ["make demo", "make test", "pip install ."]
     outputs = [run(command, tmp_path) for command in commands[3:]]
-    assert len(outputs) == 5
+    assert len(outputs) == 6
     assert "Chance that a key appears" in outputs[1]
+    assert "Gates side by side" in outputs[2]
+    measures = set(tidegate.read_releases(str(tmp_path / "releases"))["measure"].to_pylist())
+    assert measures == {"units", "mean(seconds)", "quantile(seconds, 0.5)", "quantile(seconds, 0.9)", "rank"}
     assert len((tmp_path / "releases.csv").read_text().splitlines()) == 1 + len(
         tidegate.read_releases(str(tmp_path / "releases"))
     )
@@ -47,7 +50,9 @@ def test_make_demo_and_make_test_exist_and_ci_runs_the_readmes_test_command() ->
     assert (ROOT / ".ci" / "run").read_text().rstrip().endswith("make test")
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/privacy.md", "benchmarks/README.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", "docs/privacy.md", "docs/mechanisms.md", "benchmarks/README.md"]
+)
 def test_links_and_named_files_exist(page: str) -> None:
     text = (ROOT / page).read_text()
     links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]

@@ -24,6 +24,7 @@ from tidegate.transforms.problems import SafeError
 
 OTHERS = "one unit's rows would change what becomes of another's, and the bounds would no longer hold"
 REPLAY = "the same row would not always come to the same, and a second run would release other numbers than the first"
+PLACE = "what becomes of a row would depend on where it is read"
 NOON = datetime(2026, 1, 1, 12, 34, 56)
 
 
@@ -90,8 +91,8 @@ def of_one_row(why: str) -> str:
         ("error('x')", f"error changes from call to call or does more than compute: {REPLAY}"),
         ("now() > t", f"now changes from run to run: {REPLAY}"),
         ("today() > t", f"today changes from run to run: {REPLAY}"),
-        ("getvariable('x') = 1", f"getvariable changes from run to run: {REPLAY}"),
-        ("current_setting('threads') = x", f"current_setting changes from run to run: {REPLAY}"),
+        ("getvariable('x') = 1", f"getvariable reads what surrounds it: {PLACE}"),
+        ("current_setting('threads') = x", f"current_setting reads what surrounds it: {PLACE}"),
         ("current_date > t", f"current_date reads the clock: {REPLAY}"),
         ("CURRENT_TIMESTAMP > t", f"CURRENT_TIMESTAMP reads the clock: {REPLAY}"),
         ("age(t) > interval 1 day", f"age reads the clock: {REPLAY}"),
