@@ -38,8 +38,8 @@ def check_budget(epsilon: float, delta: float) -> None:
         )
     if not 0 < delta < 1:
         raise ValueError(
-            f"delta must be above 0 and below 1, not {delta:g}: with unknown keys nothing can be published at "
-            f"delta 0; write a number such as 1e-9"
+            f"delta must be above 0 and below 1, not {delta:g}: neither unknown keys nor noise that ends can do without; "
+            f"write a number such as 1e-9"
         )
 
 

@@ -402,6 +402,12 @@ class Terms(Part):
         per_key = self.bounds.per_key if value is None else value.number(value.reach)
         return replace(whole, keys=self.bounds.keys, per_key=per_key)
 
+    def __getstate__(self) -> dict[Any, Any]:
+        """Terms travel to every worker as they were written; calibrated mechanisms, which may be large, are made there."""
+        state = super().__getstate__()
+        fields = {name: value for name, value in state["__dict__"].items() if name in type(self).model_fields}
+        return {**state, "__dict__": fields}
+
     @cached_property
     def digest(self) -> str:
         """Names the meaning of a release: equal digests, secrets and data give equal bytes.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import random
 from collections import defaultdict
 from typing import Any
@@ -429,3 +430,43 @@ def test_terms_that_mean_something_else_have_another_digest() -> None:
     digests = {plain.digest, *(make_terms(**terms(**change)).digest for change in changed)}
     assert len(digests) == len(changed) + 1
     assert make_terms(**terms(prepare={})).digest == plain.digest
+
+
+def test_terms_travel_without_what_is_computed_from_them() -> None:
+    gate = {"epsilon": 0.01, "mechanism": "optimal-selection"}
+    made = make_terms(**terms(gate=gate, then=[{"mechanism": "choose", "epsilon": 0.01}], prepare={"where": "true"}))
+    assert len(made.gate_mechanism.probabilities) > 5_000  # type: ignore[attr-defined]
+    packed = pickle.dumps(made)
+    assert len(packed) < 4_000
+    again = pickle.loads(packed)  # noqa: S301
+    assert again.digest == made.digest
+    assert again.gate_mechanism.survival(3_000) == made.gate_mechanism.survival(3_000)
+
+
+def test_values_are_in_every_window_that_slides_over_their_event() -> None:
+    window = {"size": "1h", "every": "30m", "start": "2026-01-01T00:00:00Z", "end": "2026-01-01T02:00:00Z"}
+    found = release(
+        events(),
+        window=window,
+        gate=NEARLY_EXACT,
+        then=[{"mechanism": "histogram", "epsilon": 1e3, "column": "amount", "edges": [0, 25, 50], "each": "max"}],
+    )
+    assert len(found) == 3
+    for place, one in enumerate(found):
+        begin = T0 + place * HOUR // 2
+        best: dict[tuple[str, str], float] = {}
+        for row in events():
+            if begin <= row["at"] < begin + HOUR:
+                pair = row["term"], row["user"]
+                best[pair] = max(best.get(pair, -math.inf), row["amount"])
+        # A unit may have more than three keys in a window that slides, and then some of them do not count.
+        for key in KEYS:
+            low = numbers(one, "histogram")[key, "histogram(amount) [0, 25)"][0]
+            high = numbers(one, "histogram")[key, "histogram(amount) [25, 50]"][0]
+            units = numbers(one, "truncated-geometric")[key, "units"][0]
+            assert low + high == units
+            values = [clip(value) for (term, _), value in best.items() if term == key]
+            assert low <= sum(value < 25 for value in values)
+            assert high <= sum(value >= 25 for value in values)
+            if place != 1:  # aligned with how the events were made: nobody exceeds the bound
+                assert (low, high) == (sum(value < 25 for value in values), sum(value >= 25 for value in values))
