@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import release, stages
+from benchmarks import mechanisms, release, stages
+from tidegate.mechanisms.registry import names
 
 
 def measured(contender: str, events: int, repeat: int, startup: float, work: float) -> dict[str, Any]:
@@ -72,3 +73,16 @@ def test_stages_come_to_the_releases_of_the_job(tmp_path: Path, capsys: pytest.C
     seconds = json.loads((tmp_path / "stages.json").read_text())["seconds"]
     assert {"read", "decode", "gate: draw", "seal", "publish: encode", "the real job"} <= set(seconds)
     assert "all stages" in capsys.readouterr().out
+
+
+def test_every_mechanism_is_measured_next_to_the_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mechanisms.main(["--keys", "500", "--repeats", "2", "--out", str(tmp_path)])
+    rows = json.loads((tmp_path / "mechanisms.json").read_text())["rows"]
+    assert rows[0]["mechanism"] == mechanisms.BASE
+    assert (rows[0]["ratio"], rows[0]["least"], rows[0]["most"]) == (1.0, 1.0, 1.0)
+    assert all(row["least"] <= row["ratio"] <= row["most"] for row in rows)
+    # All built-in mechanisms are there.
+    measured_names = {contender.name for contender in mechanisms.contenders(["a"])}
+    assert measured_names == set(names(("gate", "per-key", "per-window")))
+    assert "of the count's time" in capsys.readouterr().out
+    assert "MISSED" in mechanisms.as_table([{**rows[1], "ratio": 99.0}], 500)
