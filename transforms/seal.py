@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import apache_beam as beam
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from apache_beam.transforms.window import TimestampedValue
@@ -116,7 +117,7 @@ class SealFn(beam.DoFn):
             "measure": pa.array(terms.measures(number), pa.string()).take(pa.array(rows.parts)).take(order),
             "key": rows.keys.take(order),
             **{
-                name: pa.array(column, from_pandas=True).take(order)  # NaN, what is not said, becomes null
+                name: pa.array(column, mask=~np.isfinite(column)).take(order)  # what is not said becomes null
                 for name, column in (("value", rows.values), ("low", rows.low), ("high", rows.high))
             },
         }

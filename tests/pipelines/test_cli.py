@@ -213,7 +213,7 @@ def test_check_tells_people_the_threshold_and_the_chances(place: Place) -> None:
     assert "searches: a private release for each of 4 windows" in answer.text
     assert "Protects everything one user does in one window" in answer.text
     assert "a key appears when its noisy count of units is 62 or more" in answer.text
-    assert "every published count is within 61 of the truth, for certain" in answer.text
+    assert "every published number is within 61 of the truth, for certain" in answer.text
     assert "Chance that a key appears, by its units in a window" in answer.text
     for item in json.loads(tidegate("check", place.spec, "--json").out)["survival"]:
         assert re.search(rf" {item['count']} . [\d.e-]+( %)? ", answer.text)
@@ -251,7 +251,7 @@ def test_check_refuses_a_column_that_is_not_there(place: Place, tmp_path: Path) 
     assert (answer.code, answer.out) == (2, b"")
     assert answer.err == (
         f"tidegate: columns.key must be a column of {place.folder}/events/events-00000.parquet, "
-        f"and 'search_term' is not one; the columns there are user, term, at\n"
+        f"and 'search_term' is not one; the columns there are user, term, at, seconds\n"
     )
 
 
