@@ -36,17 +36,18 @@ def check(spec: Spec) -> dict[str, Any]:
         "delta": guarantee.delta,
         "guarantee": guarantee.words(),
         "bound": {"keys": spec.bound.keys, "per_key": spec.bound.per_key},
-        "windows": windows.count,
+        "windows": None if windows.endless else windows.count,
         "window": {
             "start": rfc3339(windows.bounds(0)[0]),
-            "end": rfc3339(windows.bounds(windows.count - 1)[1]),
+            "end": None if windows.end is None else rfc3339(windows.end),
             "size_seconds": spec.window.size,
             "every_seconds": spec.window.every or spec.window.size,
             "grace_seconds": spec.window.grace,
         },
         "all_windows": {
-            "epsilon": guarantee.epsilon * windows.count,
-            "delta": min(1.0, guarantee.delta * windows.count),
+            "windows": spec.window.horizon,
+            "epsilon": guarantee.epsilon * spec.window.horizon,
+            "delta": min(1.0, guarantee.delta * spec.window.horizon),
         },
         "gate": {
             "mechanism": spec.gate.mechanism,
@@ -102,15 +103,12 @@ def telling_counts(spec: Spec) -> list[int]:
 def print_check(report: dict[str, Any], console: Console) -> None:
     """The promise of a spec for people."""
     gate, measure = report["gate"], report["gate"]["measure"]
-    console.print(
-        f"[bold]{report['stream']}[/bold]: a private release for each of {report['windows']:,} windows, "
-        f"{report['window']['start']} to {report['window']['end']}",
-        highlight=False,
-    )
+    console.print(f"[bold]{report['stream']}[/bold]: a private release for {_which_windows(report)}", highlight=False)
     console.print(f"\n[bold]Protects[/bold]  {escape(report['protects'])}", highlight=False)
     console.print(f"[bold]Promise[/bold]   {report['guarantee']}", highlight=False)
     console.print(
-        f"[bold]Over time[/bold] a {escape(report['unit'])} who is in all {report['windows']:,} windows is protected "
+        f"[bold]Over time[/bold] a {escape(report['unit'])} who is in all {report['all_windows']['windows']:,} windows"
+        f"{'' if report['windows'] else ' of a day'} is protected "
         f"by at most epsilon {report['all_windows']['epsilon']:g} and delta {report['all_windows']['delta']:g} in total",
         highlight=False,
     )
@@ -128,6 +126,13 @@ def print_check(report: dict[str, Any], console: Console) -> None:
     console.print(f"\nChance that a key appears, by its {measure} in a window", highlight=False)
     console.print(chances)
     _print_notes(report, console)
+
+
+def _which_windows(report: dict[str, Any]) -> str:
+    window = report["window"]
+    if report["windows"] is None:
+        return f"every window of {window['size_seconds']:,} s from {window['start']} on"
+    return f"each of {report['windows']:,} windows, {window['start']} to {window['end']}"
 
 
 def _gate_words(gate: dict[str, Any], measure: str) -> str:

@@ -195,10 +195,14 @@ def _promise(terms: Terms) -> Row:
         "delta": whole.delta,
         "delta_by_addition": min(1.0, sum(mechanism.guarantee.delta for mechanism in terms.mechanisms)),
         "words": whole.words(),
-        "windows": windows.count,
+        "windows": None if windows.endless else windows.count,
         "start": rfc3339(windows.bounds(0)[0]),
-        "end": rfc3339(windows.bounds(windows.count - 1)[1]),
-        "all_windows": {"epsilon": whole.epsilon * windows.count, "delta": min(1.0, whole.delta * windows.count)},
+        "end": None if windows.end is None else rfc3339(windows.end),
+        "all_windows": {
+            "windows": terms.window.horizon,
+            "epsilon": whole.epsilon * terms.window.horizon,
+            "delta": min(1.0, whole.delta * terms.window.horizon),
+        },
     }
 
 
@@ -291,7 +295,8 @@ def _outcome(terms: Terms) -> Row:
 def _windows(terms: Terms) -> list[Row]:
     """Other window sizes: thresholds stay, but a key gathers more or less, and a unit is in fewer or more windows."""
     half, whole, window = first_count(terms.gate_mechanism.survival, 0.5), terms.guarantee, terms.window
-    span, every = int((window.end - window.start).total_seconds()), window.every or window.size
+    every = window.every or window.size
+    span = (window.horizon - 1) * every + window.size
     found: list[Row] = []
     for factor in _FACTORS:
         size, step = window.size * factor, every * factor

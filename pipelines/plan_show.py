@@ -66,8 +66,8 @@ def _print_costs(report: Row, out: Console) -> None:
     _say(
         out,
         f"[dim]For everything one {escape(report['unit'])} does in one window; a {escape(report['unit'])} who is in all "
-        f"{promised['windows']:,} of them spends at most epsilon {short(promised['all_windows']['epsilon'])}, delta "
-        f"{tiny(promised['all_windows']['delta'])}.[/dim]",
+        f"{promised['all_windows']['windows']:,} of them{'' if promised['windows'] else ' in a day'} spends at most epsilon "
+        f"{short(promised['all_windows']['epsilon'])}, delta {tiny(promised['all_windows']['delta'])}.[/dim]",
     )
 
 

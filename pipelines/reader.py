@@ -113,7 +113,9 @@ def refuse_gaps(published: Sequence[Published]) -> None:
     """Every window of the range that the manifests name must be there, and all between ranges of one kind of windows."""
     kinds: dict[tuple[timedelta, timedelta, timedelta], list[tuple[datetime, datetime]]] = {}
     for named in {tuple(item.manifest["range"].values()): item.manifest["range"] for item in published}.values():
-        start, end = _instant(named["start"]), _instant(named["end"])
+        # An endless stream has all windows up to the last one that is out.
+        start = _instant(named["start"])
+        end = max(item.end for item in published) if named["end"] is None else _instant(named["end"])
         step, size = timedelta(seconds=named["every_seconds"]), timedelta(seconds=named["size_seconds"])
         kinds.setdefault((step, size, (start - _EPOCH) % step), []).append((start, end))
     there = {(item.start, item.end) for item in published}

@@ -68,6 +68,15 @@ class Spec(Terms):
     state: str = Field(default=".tidegate/", min_length=1, examples=[".tidegate/"])
 
     @model_validator(mode="after")
+    def _ends(self) -> Spec:
+        if self.window.end is None:
+            raise ValueError(
+                "window.end is required for files, which come to an end, or nobody knows the last window; "
+                "write end: 2026-01-02T00:00:00Z"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _apart(self) -> Spec:
         places = {"state": self.state, "sink.files": self.sink.files, "dead_letters": self.dead_letters}
         seen: dict[str, str] = {}

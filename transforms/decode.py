@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import apache_beam as beam
@@ -58,7 +58,7 @@ class Decoded:
     """What became of a batch."""
 
     contributions: Contributions
-    earliest: npt.NDArray[np.int64]
+    earliest: dict[int, int] = field(repr=False)
     dead: list[DeadLetter]
     outside: int
     left_out: int
@@ -109,8 +109,7 @@ class Decoder:
             values = [value[rows] for value in values]
         rows, window = self._windows.assign(times)
         outside = len(times) - len(np.unique(rows) if self._windows.size > self._windows.every else rows)
-        earliest = np.full(self._windows.count if len(window) else 0, np.iinfo(np.int64).max)
-        np.minimum.at(earliest, window, times[rows])
+        earliest = _earliest(window, times[rows])
         contributions = Contributions.gather(
             window,
             unit_codes[rows],
@@ -180,7 +179,7 @@ class DecodeFn(beam.DoFn):
 
     def start_bundle(self) -> None:
         self._gathering = Gathering(self._bounder)
-        self._earliest = np.full(self._windows.count, np.iinfo(np.int64).max)
+        self._earliest: dict[int, int] = {}
 
     @withheld("decode")
     def process(self, batch: pa.RecordBatch) -> Iterator[Any]:
@@ -194,7 +193,8 @@ class DecodeFn(beam.DoFn):
                 Metrics.counter("tidegate", f"dead_{letter.reason}").inc()
                 yield beam.pvalue.TaggedOutput(DEAD, letter)
             if len(decoded.contributions):
-                np.minimum(self._earliest, decoded.earliest, out=self._earliest)
+                for window, time in decoded.earliest.items():
+                    self._earliest[window] = min(time, self._earliest.get(window, time))
                 self._gathering.add(decoded.contributions)
             if len(self._gathering) > _ROWS_HELD:
                 yield from self._flush()
@@ -208,7 +208,7 @@ class DecodeFn(beam.DoFn):
         if whole is None:
             return
         for window, shard, rows in whole.split(self._shards):
-            timestamp = self._windows.carrier_timestamp(window, int(self._earliest[window]))
+            timestamp = self._windows.carrier_timestamp(window, self._earliest[window])
             for begin in range(0, len(rows), _ROWS_AN_ELEMENT):
                 part = rows if len(rows) <= _ROWS_AN_ELEMENT else rows.take(slice(begin, begin + _ROWS_AN_ELEMENT))
                 yield WindowedValue((shard, part), timestamp, (GlobalWindow(),))
@@ -228,6 +228,21 @@ def make_bounder(terms: Terms, key: bytes) -> Bounder:
 
 def make_tally(terms: Terms) -> Tally:
     return Tally(terms.slots, terms.gate.measure.value, terms.needs)
+
+
+def _earliest(window: npt.NDArray[np.int64], times: npt.NDArray[np.int64]) -> dict[int, int]:
+    """The earliest event of each window that has any."""
+    if not len(window):
+        return {}
+    first = int(window.min())
+    span = int(window.max()) - first + 1
+    if span > 4 * len(window) + 1024:  # a few events far apart: no room for all windows between them
+        there, place = np.unique(window, return_inverse=True)
+    else:
+        there, place = np.arange(first, first + span), window - first
+    earliest = np.full(len(there), np.iinfo(np.int64).max)
+    np.minimum.at(earliest, place, times)
+    return {int(w): int(t) for w, t in zip(there, earliest, strict=True) if t != np.iinfo(np.int64).max}
 
 
 def _slice(batch: pa.RecordBatch, begin: int) -> pa.RecordBatch:

@@ -87,6 +87,11 @@ class PrivateReleases(beam.PTransform[Any, Any]):
 
     def expand(self, events: Any) -> Any:
         _refuse_repeated_panes(events.windowing)
+        if self._terms.window.end is None and events.is_bounded:
+            raise SpecError(
+                "window.end is required for events that come to an end, or nobody knows the last window; "
+                "write end: 2026-01-02T00:00:00Z"
+            )
         terms, secret = self._terms, self._secret
         windows = terms.window.windows
         decoded = (

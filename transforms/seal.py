@@ -13,6 +13,7 @@ import apache_beam as beam
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from apache_beam.transforms.periodicsequence import PeriodicImpulse
 from apache_beam.transforms.window import TimestampedValue
 
 from tidegate.mechanisms.table import Rows
@@ -20,14 +21,14 @@ from tidegate.transforms.bound import is_first_firing
 from tidegate.transforms.problems import withheld
 from tidegate.transforms.release import ROW_SCHEMA, Release
 from tidegate.transforms.terms import MechanismTerms, Terms
-from tidegate.transforms.windows import Windows
+from tidegate.transforms.windows import MICROS, Windows
 from tidegate.version import __version__
 
 MANIFEST_FORMAT = 1
 
 
 class Ticks(beam.PTransform[Any, Any]):
-    """One empty element for every window of the range, from the terms alone."""
+    """One empty element for every window, from the terms or the clock alone: all of a range at once, endless ones in time."""
 
     def __init__(self, windows: Windows) -> None:
         super().__init__()
@@ -35,6 +36,15 @@ class Ticks(beam.PTransform[Any, Any]):
 
     def expand(self, pipeline: Any) -> Any:
         windows = self._windows
+        if windows.endless:
+            return (
+                pipeline
+                | "Clock"
+                >> PeriodicImpulse(
+                    start_timestamp=windows.carrier_timestamp(0, windows.start), fire_interval=windows.every / MICROS
+                )
+                | "Tick" >> beam.Map(_tick).with_output_types(tuple[int, Rows])
+            )
         return (
             pipeline
             | "Range" >> beam.Create([windows.count])
@@ -42,9 +52,13 @@ class Ticks(beam.PTransform[Any, Any]):
         )
 
 
+def _tick(_: object) -> tuple[int, Rows]:
+    return -1, Rows.concat([])
+
+
 def _ticks(count: int, windows: Windows) -> Iterator[Any]:
     for window in range(count):
-        yield TimestampedValue((-1, Rows.concat([])), windows.carrier_timestamp(window, windows.start))
+        yield TimestampedValue(_tick(None), windows.carrier_timestamp(window, windows.start))
 
 
 class Seal(beam.PTransform[Any, Any]):
@@ -138,7 +152,7 @@ def manifest(terms: Terms, window: int, rows: int) -> Mapping[str, Any]:
         "window": {"start": rfc3339(begin), "end": rfc3339(end)},
         "range": {
             "start": rfc3339(windows.bounds(0)[0]),
-            "end": rfc3339(windows.bounds(windows.count - 1)[1]),
+            "end": None if windows.end is None else rfc3339(windows.end),
             "size_seconds": terms.window.size,
             "every_seconds": terms.window.every or terms.window.size,
         },

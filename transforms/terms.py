@@ -170,11 +170,11 @@ class Window(Part):
     every: PositiveDuration | None = Field(default=None, examples=["15m"])
     grace: Duration = Field(default=0, examples=["5m"])
     start: Instant = Field(examples=["2026-01-01T00:00:00Z"])
-    end: Instant = Field(examples=["2026-01-02T00:00:00Z"])
+    end: Instant | None = Field(default=None, examples=["2026-01-02T00:00:00Z"])
 
     @model_validator(mode="after")
     def _fits(self) -> Window:
-        step, span = self.every or self.size, int((self.end - self.start).total_seconds())
+        step = self.every or self.size
         if step > self.size:
             raise ValueError(
                 f"every must be at most size, or events between windows are lost, "
@@ -183,6 +183,9 @@ class Window(Part):
         if self.size % step:
             fits = math.gcd(step, self.size)
             raise ValueError(f"every must divide size, and {step} s does not divide {self.size} s; write {fits}s")
+        if self.end is None:
+            return self
+        span = int((self.end - self.start).total_seconds())
         if span <= 0:
             raise ValueError(
                 f"end must be after start, and {_rfc(self.end)} is not after {_rfc(self.start)}; write a later end"
@@ -198,6 +201,11 @@ class Window(Part):
             field = "every" if self.every else "size"
             raise ValueError(f"{field} must give at most {2**22} windows in all, not {count}; write a larger one")
         return self
+
+    @property
+    def horizon(self) -> int:
+        """How many windows what is spent is added up over: all of them, or those of a day where there is no last one."""
+        return max(1, 86_400 // (self.every or self.size)) if self.windows.endless else self.windows.count
 
     @property
     def windows(self) -> Windows:

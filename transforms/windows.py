@@ -18,24 +18,38 @@ from apache_beam.transforms.window import BoundedWindow, FixedWindows
 from apache_beam.utils.timestamp import Duration, Timestamp
 
 MICROS = 1_000_000
+MOST_WINDOWS = 2**31 - 1
+"""Windows are numbered in 32 bits where they travel: 68 years of seconds."""
+
 Micros = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Windows:
-    """`count` windows of `size`, one every `every`, from `start` on; they close `grace` after their end. Microseconds."""
+    """`count` windows of `size`, one every `every`, from `start` on; they close `grace` after their end. Microseconds.
+
+    Endless ones go on for as long as the clock does; their count is only what numbers can hold.
+    """
 
     start: int
     count: int
     size: int
     every: int
     grace: int
+    endless: bool = False
 
     @staticmethod
-    def between(start: datetime, end: datetime, size: int, every: int, grace: int) -> Windows:
-        first, last = _micros(start), _micros(end)
-        count = (last - first - size * MICROS) // (every * MICROS) + 1
-        return Windows(first, count, size * MICROS, every * MICROS, grace * MICROS)
+    def between(start: datetime, end: datetime | None, size: int, every: int, grace: int) -> Windows:
+        first, sizes = _micros(start), (size * MICROS, every * MICROS, grace * MICROS)
+        if end is None:
+            return Windows(first, MOST_WINDOWS, *sizes, endless=True)
+        count = (_micros(end) - first - size * MICROS) // (every * MICROS) + 1
+        return Windows(first, count, *sizes)
+
+    @property
+    def end(self) -> datetime | None:
+        """Where the last window ends, if there is a last one."""
+        return None if self.endless else self.bounds(self.count - 1)[1]
 
     def bounds(self, index: int) -> tuple[datetime, datetime]:
         begin = self.start + index * self.every

@@ -124,7 +124,7 @@ def _pieces(array: pa.Array, nullable: bool) -> Iterator[_Piece]:
     rows, (_, values, *rest) = len(array), array.buffers()
     here = slice(array.offset, array.offset + rows)
     ones = np.ones(rows, np.int64)
-    present = np.asarray(array.is_valid().cast(pa.int8())).astype(np.int64) if nullable else ones
+    present = np.asarray(array.is_valid().cast(pa.int8())).astype(np.int64) if array.null_count else ones
     if nullable:
         yield np.array([0, 2], np.uint8), present, ones
     if array.type == pa.bool_():

@@ -105,7 +105,7 @@ SHOWN = {
 @pytest.mark.parametrize("show", SHOWN.values(), ids=SHOWN.keys())
 def test_printing_withholds(show: Any) -> None:
     letter = DeadLetter("bad_time", f"{KEY}.csv", COUNT, KEY)
-    decoded = Decoded(contributions(), np.array([COUNT]), [letter], 0, 0)
+    decoded = Decoded(contributions(), {0: COUNT}, [letter], 0, 0)
     for thing in (secret(), contributions(), letter):
         assert_tells_nothing(show(thing))
         assert "withheld" in show(thing)

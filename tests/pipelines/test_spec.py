@@ -328,7 +328,12 @@ FIELDS: list[tuple[str, dict[str, Any], str]] = [
         {"window.start": "0001-01-01T00:00:00+14:00"},
         "window.start must be in the years 1900 to 2199, not 0001-01-01T00:00:00+14:00; write 2026-01-01T00:00:00Z",
     ),
-    ("end missing", {"window.end": GONE}, "window.end is required and missing; write end: 2026-01-02T00:00:00Z"),
+    (
+        "end missing",
+        {"window.end": GONE},
+        "window.end is required for files, which come to an end, or nobody knows the last window; "
+        "write end: 2026-01-02T00:00:00Z",
+    ),
     (
         "end before start",
         {"window.end": "2025-12-31T00:00:00Z"},

@@ -285,7 +285,17 @@ def test_the_earliest_event_of_every_window_is_known() -> None:
         for at in ("2026-01-01T00:30:00Z", "2026-01-01T00:20:00Z", "2026-01-01T01:01:00Z")
     ]
     (found,) = decoded(rows)
-    assert [time // 1_000_000 - T0 for time in found.earliest.tolist()] == [20 * 60, 61 * 60]
+    assert {window: time // 1_000_000 - T0 for window, time in found.earliest.items()} == {0: 20 * 60, 1: 61 * 60}
+
+
+def test_events_far_apart_need_no_room_for_the_windows_between_them() -> None:
+    # Endless windows of a second, and two events a century and a half apart.
+    from tidegate.transforms.decode import _earliest
+
+    window, times = np.array([0, 5_000_000_000, 5_000_000_000]), np.array([7, 9, 8])
+    assert _earliest(window, times) == {0: 7, 5_000_000_000: 8}
+    assert _earliest(np.array([3, 4, 3]), np.array([5, 6, 4])) == {3: 4, 4: 6}
+    assert _earliest(np.array([], np.int64), np.array([], np.int64)) == {}
 
 
 def test_rows_of_a_large_batch_keep_their_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

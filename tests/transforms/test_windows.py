@@ -15,7 +15,8 @@ from apache_beam.utils.timestamp import Timestamp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.transforms.running import terms
+from tests.transforms.running import release, terms
+from tidegate.transforms import SpecError
 from tidegate.transforms.columns import rows_to_batches
 from tidegate.transforms.decode import Decoder
 from tidegate.transforms.terms import make_terms
@@ -172,3 +173,17 @@ def test_events_outside_the_range_are_counted_once_and_in_no_window(every: str, 
     decoded = decoder(batch)
     assert (decoded.outside, decoded.dead) == (4, [])
     assert decoded.contributions.window.tolist() == list(range(len(inside)))
+
+
+def test_endless_windows_go_on_and_end_nowhere() -> None:
+    windows = Windows.between(START, None, 60, 60, 0)
+    assert windows.end is None
+    century = (datetime(2090, 1, 1, tzinfo=UTC) - START) // timedelta(microseconds=1)
+    rows, found = windows.assign(np.array([windows.start - 1, windows.start, windows.start + century]))
+    assert rows.tolist() == [1, 2]
+    assert windows.bounds(int(found[1]))[0] == datetime(2090, 1, 1, tzinfo=UTC)
+
+
+def test_without_an_end_events_must_not_come_to_one() -> None:
+    with pytest.raises(SpecError, match="is required for events that come to an end"):
+        release([], window={"size": "1h", "start": "2026-01-01T00:00:00Z", "end": None})
