@@ -23,7 +23,9 @@ REQUIRED = [
     "rich>=13.9",
 ]
 PLOTS = ["matplotlib>=3.9"]
+KAFKA = ["confluent-kafka>=2.6"]
 TESTS = [
+    *KAFKA,
     *PLOTS,
     "hypothesis>=6.115",
     "mypy>=1.13",
@@ -49,10 +51,11 @@ setup(
         "tidegate.transforms",
         "tidegate.pipelines",
         "tidegate.pipelines.formats",
+        "tidegate.pipelines.kafka",
     ],
     package_data={"tidegate": ["py.typed"]},
     install_requires=REQUIRED,
-    extras_require={"plots": PLOTS, "test": TESTS},
+    extras_require={"kafka": KAFKA, "plots": PLOTS, "test": TESTS},
     entry_points={
         "console_scripts": ["tidegate = tidegate.pipelines.cli:main"],
         # The built-in mechanisms take the same door as everybody else's.

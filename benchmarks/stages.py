@@ -123,18 +123,18 @@ def one_pass(spec: Any, shards: int, clock: Clock) -> None:
         with clock("seal"):
             (sealed,) = seal.process((window, rows), PANE_INFO_UNKNOWN)
         began = time.perf_counter()
-        encode_rows(sealed.rows, spec.sink.format)
+        encode_rows(sealed.rows, spec.sink[0].format)
         release_digest(sealed)
         encoding = time.perf_counter() - began
         began = time.perf_counter()
-        publish(sealed, spec.sink.files, spec.sink.format)  # which encodes, too
+        publish(sealed, spec.sink[0].place, spec.sink[0].format)  # which encodes, too
         clock.seconds["publish: encode"] += encoding
         clock.seconds["publish: write and sync"] += max(time.perf_counter() - began - encoding, 0)
 
 
 def digests(spec: Any) -> dict[str, str]:
     """What was released, by window."""
-    manifests = sorted(Path(spec.sink.files).glob("*/manifest.json"))
+    manifests = sorted(Path(spec.sink[0].place).glob("*/manifest.json"))
     return {path.parent.name: json.loads(path.read_text())["release_digest"] for path in manifests}
 
 
@@ -154,7 +154,7 @@ def profile(data: Path, tiny: Path) -> tuple[dict[str, float], float, float]:
         _, fixed = timed(tiny, Path(scratch) / "warm")
         real, seconds = timed(data, Path(scratch) / "real")
         clock = Clock()
-        sink = real.sink.model_copy(update={"files": str(Path(scratch) / "pass")})
+        sink = (real.sink[0].model_copy(update={"files": str(Path(scratch) / "pass")}),)
         again = real.model_copy(update={"sink": sink})
         one_pass(again, 1, clock)
         if digests(real) != digests(again):

@@ -185,7 +185,7 @@ def run(spec: Path, beam_options: tuple[str, ...], runner: str, shards: int | No
         with Watching(log, loaded.window.windows.count, console):
             counters = run_job(loaded, log=log, **arguments)
     if not quiet:
-        _summarise(dict(counters), loaded.sink.files, console)
+        _summarise(dict(counters), ", ".join(sink.place for sink in loaded.sink), console)
 
 
 def _summarise(counters: dict[str, int], place: str, console: Console) -> None:

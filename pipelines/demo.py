@@ -134,7 +134,7 @@ def run_demo(folder: Path, simulation: Simulation = DAY, out: Console | None = N
 
 def load_day(spec: Spec, truth: Path) -> Day:
     """Lay releases and truth over each other; every released row counts, whether the truth knows its key or not."""
-    released, true = read_releases(spec.sink.files), pq.read_table(truth)
+    released, true = read_releases(spec.sink[0].place), pq.read_table(truth)
     keys = sorted({*released["key"].to_pylist(), *true["key"].to_pylist()})
     shape = (len(keys), spec.window.windows.count)
     counts, columns = np.zeros(shape, np.int64), {name: np.full(shape, np.nan) for name in ("value", "low", "high")}
@@ -145,7 +145,9 @@ def load_day(spec: Spec, truth: Path) -> Day:
     half_width = int(spec.gate_mechanism.describe()["half_width"])
     day = Day(keys, counts, columns["value"], columns["low"], columns["high"], half_width)
     if int(day.published.sum()) != len(released):
-        raise SafeError(f"{spec.sink.files} holds a key twice in one window; every key may be released once a window")
+        raise SafeError(
+            f"{spec.sink[0].place} holds a key twice in one window; every key may be released once a window"
+        )
     return day
 
 

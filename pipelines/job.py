@@ -6,32 +6,23 @@ source → decode → bound → count → gate → then → seal → sink
 
 from __future__ import annotations
 
-import argparse
 import logging
-import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from importlib.util import find_spec
+from typing import Any
 
 import apache_beam as beam
-from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions
-from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-from apache_beam.runners.runner import create_runner
 
 from tidegate.pipelines.progress import Counting, ProgressLog
+from tidegate.pipelines.runners import choose
 from tidegate.pipelines.sinks import WriteDeadLetters, WriteReleases
 from tidegate.pipelines.sources import ReadFiles
-from tidegate.pipelines.spec import Spec, check_source, open_secret
+from tidegate.pipelines.spec import Sink, Spec, check_source, open_secret
 from tidegate.transforms.decode import DEAD
 from tidegate.transforms.problems import SafeError, SpecError
-from tidegate.transforms.releases import SHARDS, PrivateReleases
+from tidegate.transforms.releases import PrivateReleases
 from tidegate.transforms.secret import Secret
-
-# Options of Beam that would undo a promise, and why.
-_REFUSED = {
-    "allow_unsafe_triggers": "it lets a window fire again, and every firing would be a release of its own",
-    "runner": "the runner is named before the --",
-}
 
 
 class RunError(SafeError):
@@ -42,14 +33,60 @@ def assemble(
     pipeline: Any, spec: Spec, files: Sequence[str], secret: Secret, shards: int, log: ProgressLog | None
 ) -> Any:
     """The whole pipeline of a spec; gives the names of the windows that are published."""
-    read = pipeline | "source" >> ReadFiles(files, spec.source.kind, spec.event_columns)
+    read = pipeline | "source" >> _source(spec, files)
     batches = read["batches"] | "Count rows read" >> Counting(log, "rows", len) if log else read["batches"]
     keep = WriteDeadLetters(spec.dead_letters) if spec.dead_letters else None
     if keep is not None:
         _ = read[DEAD] | "dead letters" >> keep
     releases = batches | "releases" >> PrivateReleases(spec, secret=secret, dead_letters=keep, shards=shards)
-    published = releases | "sink" >> WriteReleases(spec.sink.files, spec.sink.format)
-    return published | "Count windows published" >> Counting(log, "windows") if log else published
+    published = [
+        releases | f"sink {number}" >> _sink(sink) if number else releases | "sink" >> _sink(sink)
+        for number, sink in enumerate(spec.sink)
+    ]
+    # Each sink publishes every window; one of them is enough to see how far the run is.
+    return published[0] | "Count windows published" >> Counting(log, "windows") if log else published[0]
+
+
+def _source(spec: Spec, files: Sequence[str]) -> Any:
+    if spec.source.kafka is None:
+        return ReadFiles(files, spec.source.kind, spec.event_columns)
+    from tidegate.pipelines.kafka.source import ReadKafka
+
+    return ReadKafka(kafka_source(spec), spec.event_columns, spec.columns.time, spec.columns.time_unit)
+
+
+def _sink(sink: Sink) -> Any:
+    if sink.kafka is None:
+        return WriteReleases(sink.place, sink.format)
+    _need_kafka()
+    from tidegate.pipelines.kafka.sink import WriteKafka
+
+    return WriteKafka(sink.kafka.servers, sink.kafka.topic, sink.kafka.security)
+
+
+def kafka_source(spec: Spec) -> Any:
+    """The topic of a spec as its reader wants it."""
+    _need_kafka()
+    from tidegate.pipelines.kafka.settings import KafkaSource
+
+    topic = spec.source.kafka
+    assert topic is not None  # noqa: S101  (asked for only where there is one)
+    return KafkaSource(
+        servers=topic.servers,
+        topic=topic.topic,
+        format=topic.format,
+        schema_file=topic.schema_file,
+        group=topic.group,
+        out_of_order=topic.out_of_order,
+        idle_after=topic.idle_after,
+        until_latest=topic.until == "latest",
+        security_file=topic.security,
+    )
+
+
+def _need_kafka() -> None:
+    if find_spec("confluent_kafka") is None:
+        raise SpecError("kafka needs the package confluent-kafka, which is not here; pip install 'tidegate[kafka]'")
 
 
 def run(
@@ -61,13 +98,12 @@ def run(
     log: ProgressLog | None = None,
 ) -> Mapping[str, int]:
     """Release every window of the spec. Returns the operator's counters; raises SpecError or RunError."""
-    options = parse_options(runner, beam_options)
+    chosen = choose(runner, beam_options, spec.source.endless)
     files = check_source(spec)
     secret = open_secret(spec)
-    chosen: Any = FnApiRunner() if runner == "direct" else runner
     try:
-        pipeline = beam.Pipeline(runner=chosen, options=options)
-        assemble(pipeline, spec, files, secret, shards or default_shards(runner, options), log)
+        pipeline = beam.Pipeline(runner=chosen.runner, options=chosen.options)
+        assemble(pipeline, spec, files, secret, shards or chosen.shards, log)
         result = pipeline.run()
         result.wait_until_finish()
     except SpecError:
@@ -86,51 +122,6 @@ def _interrupted(problem: BaseException | None) -> bool:
             return True
         problem = problem.__cause__ or problem.__context__
     return False
-
-
-def parse_options(runner: str, arguments: Sequence[str]) -> PipelineOptions:
-    """Options for Beam, refused if Beam does not know them or if they would break a promise."""
-    for argument in arguments:
-        name = argument.lstrip("-").split("=")[0].replace("-", "_")
-        if argument.startswith("--") and name in _REFUSED:
-            raise SpecError(f"the Beam option --{name} is refused: {_REFUSED[name]}; leave it out")
-    known = _OptionParser(add_help=False, allow_abbrev=False, conflict_handler="resolve")
-    for kind in _all_option_classes(PipelineOptions):
-        kind._add_argparse_args(known)
-    _, unknown = known.parse_known_args(list(arguments))
-    if unknown:
-        raise SpecError(f"Beam has no option {unknown[0]}; leave it out, or check its spelling")
-    if runner != "direct":
-        try:
-            create_runner(runner)
-        except (ValueError, ImportError, AttributeError):
-            raise SpecError(
-                f"--runner must be direct or the name of a Beam runner, not {runner!r}; write direct"
-            ) from None
-    return PipelineOptions(list(arguments))
-
-
-def default_shards(runner: str, options: PipelineOptions) -> int:
-    """As many parts as there are workers on this machine; elsewhere the transform's own default."""
-    if runner != "direct":
-        return SHARDS
-    return options.view_as(DirectOptions).direct_num_workers or os.cpu_count() or 1
-
-
-class _OptionParser(argparse.ArgumentParser):
-    """Says what is wrong in one sentence, without a page of usage."""
-
-    def error(self, message: str) -> NoReturn:
-        raise SpecError(f"the Beam options cannot be parsed: {message}; check the value")
-
-
-def _all_option_classes(kind: Any) -> list[Any]:
-    found = []
-    for inner in kind.__subclasses__():
-        if "_add_argparse_args" in vars(inner) and inner.__module__.startswith("apache_beam.options"):
-            found.append(inner)
-        found.extend(_all_option_classes(inner))
-    return found
 
 
 def explain(problem: BaseException) -> str:

@@ -7,30 +7,63 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pyarrow as pa
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from tidegate.mechanisms.mechanism import needs_of
 from tidegate.pipelines import key_lists, sources
 from tidegate.transforms.problems import SpecError, sentence, shown
 from tidegate.transforms.secret import Secret
-from tidegate.transforms.terms import Part, Terms
+from tidegate.transforms.terms import Duration, Part, Terms
 
 LARGE_DELTA = 1e-5
 
 
-class Source(Part):
-    """Files of events; a pattern may match many."""
+class KafkaTopic(Part):
+    """Where a topic is, and the file that holds what is needed to connect."""
 
-    files: str = Field(min_length=1, examples=['"data/*.parquet"'])
-    format: Literal["parquet", "avro", "jsonl", "csv"] | None = Field(default=None, examples=["parquet"])
+    servers: str = Field(min_length=1, examples=["localhost:9092"])
+    topic: str = Field(min_length=1, examples=["events"])
+    security: str | None = Field(default=None, min_length=1, examples=["kafka.properties"])
+
+
+class KafkaEvents(KafkaTopic):
+    """A topic of events; without `until` it has no end."""
+
+    format: Literal["json", "avro"] = Field(default="json", examples=["json"])
+    schema_file: str | None = Field(default=None, min_length=1, examples=["event.avsc"])
+    group: str | None = Field(default=None, min_length=1, examples=["tidegate"])
+    out_of_order: Duration = Field(default=30, examples=["30s"])
+    idle_after: Duration = Field(default=60, examples=["60s"])
+    until: Literal["latest"] | None = Field(default=None, examples=["latest"])
 
     @model_validator(mode="after")
-    def _known_format(self) -> Source:
-        if self.format is None and sources.guess_format(self.files) is None:
+    def _schema(self) -> KafkaEvents:
+        if (self.format == "avro") != (self.schema_file is not None):
+            raise ValueError(
+                "schema_file is for messages in avro, and required for them; write format: avro and schema_file: event.avsc"
+            )
+        return self
+
+
+class Source(Part):
+    """Files of events, of which a pattern may match many, or a topic."""
+
+    files: str | None = Field(default=None, min_length=1, examples=['"data/*.parquet"'])
+    format: Literal["parquet", "avro", "jsonl", "csv"] | None = Field(default=None, examples=["parquet"])
+    kafka: KafkaEvents | None = Field(default=None, examples=["{servers: localhost:9092, topic: events}"])
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Source:
+        if (self.files is None) == (self.kafka is None):
+            both = "and here are both" if self.files else "and here is neither"
+            raise ValueError(f'files or kafka is needed, {both}; write files: "data/*.parquet"')
+        if self.kafka is not None and self.format is not None:
+            raise ValueError("format must stand with the topic, not beside kafka; write kafka: {format: json, …}")
+        if self.files is not None and self.format is None and sources.guess_format(self.files) is None:
             raise ValueError(
                 f"format is needed, since the suffix of {self.files!r} does not tell it; "
                 f"write format: parquet, avro, jsonl or csv"
@@ -39,51 +72,77 @@ class Source(Part):
 
     @property
     def kind(self) -> sources.Format:
-        kind = self.format or sources.guess_format(self.files)
+        kind = self.format or sources.guess_format(self.files or "")
         assert kind is not None  # noqa: S101  (the validator has seen to it)
         return kind
 
+    @property
+    def endless(self) -> bool:
+        return self.kafka is not None and self.kafka.until is None
+
 
 class Sink(Part):
-    """A folder of releases."""
+    """A folder of releases, or a topic of them."""
 
-    files: str = Field(min_length=1, examples=["releases/"])
+    files: str | None = Field(default=None, min_length=1, examples=["releases/"])
     format: Literal["avro", "parquet", "jsonl"] = Field(default="avro", examples=["avro"])
+    kafka: KafkaTopic | None = Field(default=None, examples=["{servers: localhost:9092, topic: releases}"])
 
     @model_validator(mode="after")
-    def _no_pattern(self) -> Sink:
-        if any(sign in self.files for sign in "*?["):
+    def _one_kind(self) -> Sink:
+        if (self.files is None) == (self.kafka is None):
+            both = (
+                "and here are both; write a list of two sinks"
+                if self.files
+                else "and here is neither; write files: releases/"
+            )
+            raise ValueError(f"files or kafka is needed, {both}")
+        if self.files is not None and any(sign in self.files for sign in "*?["):
             raise ValueError(
                 f"files must be a plain folder, without the signs of a pattern, not {shown(self.files)}; write releases/"
             )
         return self
+
+    @property
+    def place(self) -> str:
+        """As people would name it."""
+        return self.files if self.files is not None else f"topic {self.kafka.topic}" if self.kafka else ""
+
+
+def _as_list(value: object) -> object:
+    return value if isinstance(value, (list, tuple)) else [value]
 
 
 class Spec(Terms):
     """A whole job."""
 
     source: Source = Field(examples=['{files: "data/*.parquet"}'])
-    sink: Sink = Field(examples=["{files: releases/}"])
+    sink: Annotated[tuple[Sink, ...], BeforeValidator(_as_list)] = Field(min_length=1, examples=["{files: releases/}"])
     dead_letters: str | None = Field(default=None, min_length=1, examples=["dead/"])
     state: str = Field(default=".tidegate/", min_length=1, examples=[".tidegate/"])
 
     @model_validator(mode="after")
     def _ends(self) -> Spec:
-        if self.window.end is None:
+        if self.window.end is None and not self.source.endless:
+            what = "files, which come" if self.source.files else "what is read until: latest, and comes"
             raise ValueError(
-                "window.end is required for files, which come to an end, or nobody knows the last window; "
-                "write end: 2026-01-02T00:00:00Z"
+                f"window.end is required for {what} to an end, or nobody knows the last window; "
+                f"write end: 2026-01-02T00:00:00Z"
             )
         return self
 
     @model_validator(mode="after")
     def _apart(self) -> Spec:
-        places = {"state": self.state, "sink.files": self.sink.files, "dead_letters": self.dead_letters}
+        single = len(self.sink) == 1
+        places: dict[str, str | None] = {"state": self.state}
+        for number, sink in enumerate(self.sink):
+            places["sink.files" if single else f"sink[{number}].files"] = sink.files
+        places["dead_letters"] = self.dead_letters
         seen: dict[str, str] = {}
         for field, place in places.items():
             if place is None:
                 continue
-            if "://" in place and field != "sink.files":
+            if "://" in place and not field.startswith("sink"):
                 raise ValueError(
                     f"{field} must be a local folder, which can be closed to others, not {shown(place)}; "
                     f"write a path on this machine"
@@ -148,11 +207,15 @@ def parse_spec(text: str, name: str = "the spec") -> Spec:
     try:
         return Spec.model_validate(key_lists.fill_in(data))
     except ValidationError as refused:
-        raise SpecError(sentence(Spec, refused)) from None
+        said = sentence(Spec, refused)
+        # A sink that stands alone is not the first of a list to whoever wrote it.
+        raise SpecError(said if isinstance(data.get("sink"), list) else said.replace("sink[0]", "sink")) from None
 
 
 def check_source(spec: Spec) -> list[str]:
     """The files of the source, once the first one's columns are what the spec says. Reads its schema, no event."""
+    if spec.source.files is None:
+        return []
     files = sources.match_files(spec.source.files)
     seen = sources.peek(files[0], spec.source.kind)
     for name in spec.event_columns:

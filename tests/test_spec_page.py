@@ -8,8 +8,10 @@ import pytest
 from pydantic import BaseModel
 
 from tests.documents import ROOT, files_in
+from tidegate.pipelines.runners import choose
 from tidegate.pipelines.spec import Spec, parse_spec
 from tidegate.transforms.prepare import _KINDS
+from tidegate.transforms.problems import SpecError
 
 TEXT = (ROOT / "docs" / "spec.md").read_text(encoding="utf-8")
 
@@ -28,6 +30,19 @@ def test_every_field_is_on_the_page() -> None:
     fields = fields_of(Spec) | set(_KINDS)
     assert {"unit", "every", "per_key", "delta", "weights", "bucket", "format"} <= fields
     assert not [name for name in fields if f"{name}:" not in TEXT and f"`{name}`" not in TEXT]
+
+
+def test_the_live_spec_of_the_page_has_no_end() -> None:
+    spec = parse_spec(files_in("docs/spec.md")["live.yaml"])
+    assert spec.source.endless
+    assert spec.window.windows.endless
+    assert [sink.place for sink in spec.sink] == ["releases/", "topic releases"]
+    with pytest.raises(SpecError, match="must be one that runs live for a stream without an end, not direct"):
+        choose("direct", [], spec.source.endless)
+    with pytest.raises(SpecError, match="checkpointing_interval must be above 0 for a stream"):
+        choose("flink", ["--checkpointing_interval=-1"], spec.source.endless)
+    options = choose("flink", ["--job_endpoint=localhost:8099"], spec.source.endless).options.get_all_options()
+    assert (options["streaming"], options["job_endpoint"]) == (True, "localhost:8099")
 
 
 def test_the_spec_of_the_page_means_what_it_says() -> None:

@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from tidegate.pipelines.cli import main
-from tidegate.pipelines.job import parse_options
+from tidegate.pipelines.runners import choose
 from tidegate.pipelines.spec import Spec, check_source, load_spec, open_secret, parse_spec
 from tidegate.transforms.problems import SpecError
 from tidegate.transforms.secret import VARIABLE
@@ -386,7 +386,7 @@ FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (
         "source files missing",
         {"source.files": GONE},
-        'source.files is required and missing; write files: "data/*.parquet"',
+        'source.files or kafka is needed, and here is neither; write files: "data/*.parquet"',
     ),
     (
         "source files empty",
@@ -405,7 +405,7 @@ FIELDS: list[tuple[str, dict[str, Any], str]] = [
         "source.format must be 'parquet', 'avro', 'jsonl' or 'csv', not 'orc'; write format: parquet",
     ),
     ("sink missing", {"sink": GONE}, "sink is required and missing; write sink: {files: releases/}"),
-    ("sink files missing", {"sink.files": GONE}, "sink.files is required and missing; write files: releases/"),
+    ("sink files missing", {"sink.files": GONE}, "sink.files or kafka is needed, and here is neither; write files: releases/"),
     (
         "sink format unknown",
         {"sink.format": "csv"},
@@ -709,7 +709,7 @@ OPTIONS: list[tuple[str, str, tuple[str, ...], str]] = [
         "runner no name",
         "the fast one",
         (),
-        "--runner must be direct or the name of a Beam runner, not 'the fast one'; write direct",
+        "--runner must be direct, prism, flink, dataflow or the name of a Beam runner, not 'the fast one'; write direct",
     ),
 ]
 
@@ -731,7 +731,7 @@ CASES = [
             sentence,
             spec_with({}),
             write_parquet,
-            lambda _, runner=runner, options=options: parse_options(runner, options),  # type: ignore[misc]
+            lambda _, runner=runner, options=options: choose(runner, options, endless=False),  # type: ignore[misc]
             ("run", "--quiet", "--runner", runner, "spec.yaml", "--", *options),
         )
         for name, runner, options, sentence in OPTIONS
@@ -827,7 +827,7 @@ def test_the_good_spec_loads_from_a_file_without_a_note(tmp_path: Path) -> None:
     spec = load_spec(tmp_path / "spec.yaml")
     assert spec.stream == "searches"
     assert spec.warnings() == []
-    assert (spec.state, spec.sink.format, spec.gate.mechanism) == (".tidegate/", "avro", "truncated-geometric")
+    assert (spec.state, spec.sink[0].format, spec.gate.mechanism) == (".tidegate/", "avro", "truncated-geometric")
 
 
 def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
@@ -887,7 +887,7 @@ def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
         ),
         pytest.param(
             LINES.replace("releases/", "gs://bucket/releases"),
-            lambda spec: spec.sink.files == "gs://bucket/releases",
+            lambda spec: spec.sink[0].files == "gs://bucket/releases",
             id="a remote sink",
         ),
         pytest.param(
