@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -221,6 +221,7 @@ def _summarise(counters: dict[str, int], place: str, console: Console) -> None:
 @click.option("--out", type=click.Path(path_type=Path), help="Write to a file instead of standard output.")
 @click.option("--limit", default=50, show_default=True, type=click.IntRange(1), help="Rows of the table for people.")
 @click.option("--allow-gaps", is_flag=True, help="Read on although a window is missing.")
+@click.option("--security", type=str, help="For a topic: the file with what is needed to connect.")
 def read(
     releases: str,
     kind: str,
@@ -229,20 +230,24 @@ def read(
     out: Path | None,
     limit: int,
     allow_gaps: bool,
+    security: str | None,
 ) -> None:
-    """Show what is published in the folder RELEASES. Fails if a window is missing.
+    """Show what is published in RELEASES, a folder or a topic. Fails if a window is missing.
 
     \b
     Examples:
       tidegate read releases/
       tidegate read releases/ --window 2026-01-01T08:00:00Z --key "tide tables"
       tidegate read releases/ --format csv > releases.csv
+      tidegate read kafka://localhost:9092/releases
     """
     from tidegate.pipelines.job import quiet_logging
     from tidegate.pipelines.reader import read_releases
 
     quiet_logging(verbose=False)
-    table = read_releases(releases, windows=windows or None, keys=keys or None, allow_gaps=allow_gaps)
+    table = read_releases(
+        releases, windows=windows or None, keys=keys or None, allow_gaps=allow_gaps, security=security
+    )
     if kind == "table" and out is None:
         _print_rows(table, limit)
         return
@@ -252,6 +257,57 @@ def read(
     else:
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
+
+
+@command.command()
+@click.argument("releases", type=str)
+@click.option(
+    "--overdue-after", default="60s", show_default=True, help="How long after it was due a window is overdue."
+)
+@click.option("--once", is_flag=True, help="Look once, and fail if a window is overdue: for monitoring.")
+@click.option("--security", type=str, help="For a topic: the file with what is needed to connect.")
+def watch(releases: str, overdue_after: str, once: bool, security: str | None) -> None:
+    """Follow what is published in RELEASES, a folder or a topic, and say when a window is overdue.
+
+    \b
+    Examples:
+      tidegate watch releases/
+      tidegate watch releases/ --once --overdue-after 5m || alert
+      tidegate watch kafka://localhost:9092/releases
+    """
+    from tidegate.pipelines import watch as watching
+    from tidegate.pipelines.job import quiet_logging
+    from tidegate.pipelines.reader import ReadError, list_published
+    from tidegate.transforms.terms import parse_duration
+
+    quiet_logging(verbose=False)
+    patience, console = timedelta(seconds=_parsed("--overdue-after", parse_duration, overdue_after)), Console()
+    if once:
+        coming = watching.due(list_published(releases, security))
+        late = None if coming is None else datetime.now(UTC) - coming[1]
+        if coming is not None and late is not None and late > patience:
+            raise ReadError(f"the window that begins at {coming[0]:%Y-%m-%dT%H:%M:%SZ} is overdue since {_age(late)}")
+        console.print("no window is overdue", highlight=False)
+        return
+    for event in watching.watch(releases, security, patience):
+        if isinstance(event, watching.Seen):
+            rows, after = event.window.manifest["rows"], event.after
+            told = "" if after is None else f", {_age(after)} after it was due"
+            console.print(f"{event.window.start:%Y-%m-%dT%H:%M:%SZ}  {rows:,} rows{told}", highlight=False)
+        elif isinstance(event, watching.Overdue):
+            console.print(
+                f"[red]{event.start:%Y-%m-%dT%H:%M:%SZ}  overdue since {_age(event.since)}[/red]", highlight=False
+            )
+        else:
+            console.print(f"all {event.windows:,} windows are out", highlight=False)
+
+
+def _age(span: timedelta) -> str:
+    return (
+        f"{span.total_seconds():.1f} s"
+        if span < timedelta(minutes=2)
+        else str(timedelta(seconds=int(span.total_seconds())))
+    )
 
 
 def _encode(table: Any, kind: str) -> bytes:

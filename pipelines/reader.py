@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -23,6 +23,7 @@ from tidegate.pipelines.publish import MANIFEST, read_manifest
 from tidegate.transforms.problems import SafeError
 from tidegate.transforms.release import ROW_SCHEMA
 
+KAFKA = "kafka://"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -32,10 +33,11 @@ class ReadError(SafeError):
 
 @dataclass(frozen=True)
 class Published:
-    """A published window: its place and its manifest."""
+    """A published window: its place and its manifest, and its rows where they came along."""
 
     place: str
     manifest: dict[str, Any]
+    rows: pa.Table | None = None
 
     @property
     def start(self) -> datetime:
@@ -45,6 +47,13 @@ class Published:
     def end(self) -> datetime:
         return _instant(self.manifest["window"]["end"])
 
+    def tables(self) -> Iterator[pa.Table]:
+        if self.rows is not None:
+            yield self.rows
+            return
+        for file in self.manifest["files"]:
+            yield _read_rows(FileSystems.join(self.place, file["name"]), file)
+
 
 def read_releases(
     path: str,
@@ -52,18 +61,20 @@ def read_releases(
     windows: Sequence[str | datetime] | None = None,
     keys: Sequence[str] | None = None,
     allow_gaps: bool = False,
+    security: str | None = None,
 ) -> pa.Table:
-    """All released rows of a folder as an Arrow table, in order of window and key.
+    """All released rows of a folder or topic as an Arrow table, in order of window and key.
 
     Args:
-      path: The folder that a sink names, local or remote.
+      path: The folder that a sink names, local or remote, or a topic: kafka://server:9092/topic.
       windows: Optional. Only the windows that begin at these times.
       keys: Optional. Only these keys.
       allow_gaps: Optional, default False. Read on although a window is missing.
+      security: Optional. For a topic: the file with what is needed to connect.
 
     Raises ReadError if the folder holds no releases, a window is missing, or a file is not what its manifest says.
     """
-    published = list_published(str(path))
+    published = list_published(str(path), security)
     if not allow_gaps:
         refuse_gaps(published)
     if windows is not None:
@@ -77,16 +88,36 @@ def read_releases(
         published = [item for item in published if item.start in asked]
     tables = []
     for item in published:
-        for file in item.manifest["files"]:
-            rows = _read_rows(FileSystems.join(item.place, file["name"]), file)
+        for rows in item.tables():
             if keys is not None:
                 rows = rows.filter(pc.is_in(rows["key"], value_set=pa.array(list(keys), pa.string())))
             tables.append(rows)
     return pa.concat_tables(tables).combine_chunks() if tables else ROW_SCHEMA.empty_table()
 
 
-def list_published(path: str) -> list[Published]:
-    """The published windows of a folder, in order."""
+def list_published(path: str, security: str | None = None) -> list[Published]:
+    """The published windows of a folder or topic, in order."""
+    published = _in_topic(path, security) if path.startswith(KAFKA) else _in_folder(path)
+    if not published:
+        raise ReadError(f"{path} holds no releases; name the folder or topic that a spec has as its sink")
+    streams = sorted({item.manifest["stream"] for item in published})
+    if len(streams) > 1:
+        raise ReadError(f"{path} holds releases of several streams ({', '.join(streams)}); they need a place each")
+    return sorted(published, key=lambda item: (item.start, item.end))
+
+
+def _in_topic(path: str, security: str | None) -> list[Published]:
+    servers, _, topic = path.removeprefix(KAFKA).partition("/")
+    if not servers or not topic or "/" in topic:
+        raise ReadError(f"a topic must be named with its servers, not {path}; write kafka://localhost:9092/releases")
+    try:
+        from tidegate.pipelines.kafka.reader import read_topic
+    except ModuleNotFoundError:
+        raise ReadError("topics need the package confluent-kafka; pip install 'tidegate[kafka]'") from None
+    return [Published(path, manifest, rows) for manifest, rows in read_topic(servers, topic, security)]
+
+
+def _in_folder(path: str) -> list[Published]:
     pattern = FileSystems.join(path, "*", MANIFEST)
     try:
         found = FileSystems.match([pattern])[0].metadata_list
@@ -101,12 +132,7 @@ def list_published(path: str) -> list[Published]:
             if lacks:
                 raise ReadError(f"{item.path} is not a whole manifest (it lacks {min(lacks)}); restore it from a copy")
             published.append(Published(place, manifest))
-    if not published:
-        raise ReadError(f"{path} holds no releases; name the folder that a spec has as its sink")
-    streams = sorted({item.manifest["stream"] for item in published})
-    if len(streams) > 1:
-        raise ReadError(f"{path} holds releases of several streams ({', '.join(streams)}); they need a folder each")
-    return sorted(published, key=lambda item: (item.start, item.end))
+    return published
 
 
 def refuse_gaps(published: Sequence[Published]) -> None:

@@ -155,6 +155,7 @@ def manifest(terms: Terms, window: int, rows: int) -> Mapping[str, Any]:
             "end": None if windows.end is None else rfc3339(windows.end),
             "size_seconds": terms.window.size,
             "every_seconds": terms.window.every or terms.window.size,
+            "grace_seconds": terms.window.grace,
         },
         "guarantee": {
             "words": guarantee.words(),

@@ -525,7 +525,7 @@ def test_read_refuses_a_manifest_that_is_none(copy: Path) -> None:
 @pytest.mark.parametrize("name", ["empty", "absent"])
 def test_read_says_that_a_folder_holds_no_releases(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
-    sentence = f"{tmp_path / name} holds no releases; name the folder that a spec has as its sink"
+    sentence = f"{tmp_path / name} holds no releases; name the folder or topic that a spec has as its sink"
     assert tidegate("read", tmp_path / name) == Answer(1, b"", f"tidegate: {sentence}\n")
 
 

@@ -405,7 +405,11 @@ FIELDS: list[tuple[str, dict[str, Any], str]] = [
         "source.format must be 'parquet', 'avro', 'jsonl' or 'csv', not 'orc'; write format: parquet",
     ),
     ("sink missing", {"sink": GONE}, "sink is required and missing; write sink: {files: releases/}"),
-    ("sink files missing", {"sink.files": GONE}, "sink.files or kafka is needed, and here is neither; write files: releases/"),
+    (
+        "sink files missing",
+        {"sink.files": GONE},
+        "sink.files or kafka is needed, and here is neither; write files: releases/",
+    ),
     (
         "sink format unknown",
         {"sink.format": "csv"},
