@@ -1,5 +1,6 @@
 # make demo     a day of simulated searches, released and held against the truth
 # make test     lint, types and every test
+# make test-engines  against real Kafka, Flink and Prism, which it fetches and starts; needs Java, Maven and Go
 # make bench    ratios against plain pyarrow and plain Beam, measured in one run
 # make profile  where the time of a run goes
 # make bench-mechanisms  what each gate and downstream mechanism costs next to the plain count
@@ -11,7 +12,7 @@ VENV ?= .venv
 RUN := $(VENV)/bin/python -m
 READY := $(VENV)/ready
 
-.PHONY: demo test lint types unit bench bench-mechanisms profile test-pythons test-lowest clean
+.PHONY: demo test lint types unit test-engines bench bench-mechanisms profile test-pythons test-lowest clean
 
 demo: $(READY)
 	$(VENV)/bin/tidegate demo demo/
@@ -26,7 +27,10 @@ types: $(READY)
 	$(RUN) mypy
 
 unit: $(READY)
-	$(RUN) pytest -n auto --dist worksteal
+	$(RUN) pytest -n auto --dist worksteal --ignore tests/engines
+
+test-engines: $(READY)
+	$(RUN) pytest tests/engines
 
 bench: $(READY)
 	$(RUN) benchmarks.release

@@ -17,7 +17,7 @@ import apache_beam as beam
 from tidegate.pipelines.progress import Counting, ProgressLog
 from tidegate.pipelines.runners import choose
 from tidegate.pipelines.sinks import WriteDeadLetters, WriteReleases
-from tidegate.pipelines.sources import ReadFiles
+from tidegate.pipelines.sources import FollowFiles, ReadFiles
 from tidegate.pipelines.spec import Sink, Spec, check_source, open_secret
 from tidegate.transforms.decode import DEAD
 from tidegate.transforms.problems import SafeError, SpecError
@@ -48,6 +48,8 @@ def assemble(
 
 
 def _source(spec: Spec, files: Sequence[str]) -> Any:
+    if spec.source.files is not None and spec.source.follow:
+        return FollowFiles(spec.source.files, spec.source.kind, spec.event_columns)
     if spec.source.kafka is None:
         return ReadFiles(files, spec.source.kind, spec.event_columns)
     from tidegate.pipelines.kafka.source import ReadKafka

@@ -57,7 +57,7 @@ def publish(release: Release, folder: str, kind: Format) -> bool:
             f"window {release.folder} could not be written to {folder} ({problem.strerror or type(problem).__name__}); "
             f"nothing of it is published: make room or mend the folder, then run again"
         ) from None
-    _refuse_another(published, manifest, place)
+    refuse_another(published, manifest, place)
     _tidy(place, published or {})
     return new
 
@@ -144,7 +144,7 @@ def read_manifest(place: str) -> dict[str, Any] | None:
     return found
 
 
-def _refuse_another(published: Mapping[str, Any] | None, manifest: Mapping[str, Any], place: str) -> None:
+def refuse_another(published: Mapping[str, Any] | None, manifest: Mapping[str, Any], place: str) -> None:
     """Two releases of one window would let a reader take the noise off by averaging."""
     if published is not None and published.get("release_digest") == manifest["release_digest"]:
         return

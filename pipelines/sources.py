@@ -12,11 +12,12 @@ from typing import Any, Literal
 
 import apache_beam as beam
 import pyarrow as pa
+from apache_beam.io.fileio import MatchContinuously
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.metrics import Metrics
 
 from tidegate.pipelines.formats.files import Item, Peek, open_file
-from tidegate.transforms.coders import register
+from tidegate.transforms.coders import register, typed
 from tidegate.transforms.decode import DEAD, DeadLetter
 from tidegate.transforms.problems import SafeError, SpecError, withheld
 
@@ -60,16 +61,51 @@ class ReadFiles(beam.PTransform[Any, Any]):
         register()
 
     def expand(self, pipeline: Any) -> Any:
-        return (
-            pipeline
-            | "Files" >> beam.Create(self._files)
-            | "Parts" >> beam.FlatMap(_parts, self._kind)
+        return pipeline | "Files" >> beam.Create(self._files) | "Read" >> _Read(self._kind, self._columns)
+
+
+class _Read(beam.PTransform[Any, Any]):
+    """Names of files → what is in them, a part of a file at a time."""
+
+    def __init__(self, kind: Format, columns: list[str]) -> None:
+        super().__init__()
+        self._kind, self._columns = kind, columns
+
+    def expand(self, names: Any) -> Any:
+        read = (
+            names
+            | "Parts" >> beam.FlatMap(_parts, self._kind).with_output_types(tuple[str, int | None])
             | "Spread" >> beam.Reshuffle()
-            | "Read"
+            | "Rows"
             >> beam.ParDo(ReadFn(self._kind, self._columns))
             .with_output_types(pa.RecordBatch)
             .with_outputs(DEAD, main="batches")
         )
+        return typed(read, **{DEAD: DeadLetter})
+
+
+class FollowFiles(beam.PTransform[Any, Any]):
+    """The files of a pattern as they appear, for ever → the same as ReadFiles.
+
+    The stream is as late as its files: a window takes in what is in a file that appears before its grace is over.
+    """
+
+    def __init__(self, pattern: str, kind: Format, columns: Sequence[str], seconds: float = 5.0) -> None:
+        super().__init__()
+        self._pattern, self._kind, self._columns, self._seconds = pattern, kind, list(columns), seconds
+        register()
+
+    def expand(self, pipeline: Any) -> Any:
+        return (
+            pipeline
+            | "Appear" >> MatchContinuously(self._pattern, interval=self._seconds)
+            | "Names" >> beam.Map(_path_of).with_output_types(str)
+            | "Read" >> _Read(self._kind, self._columns)
+        )
+
+
+def _path_of(found: Any) -> str:
+    return str(found.path)
 
 
 class ReadFn(beam.DoFn):

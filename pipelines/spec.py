@@ -54,6 +54,7 @@ class Source(Part):
 
     files: str | None = Field(default=None, min_length=1, examples=['"data/*.parquet"'])
     format: Literal["parquet", "avro", "jsonl", "csv"] | None = Field(default=None, examples=["parquet"])
+    follow: bool = Field(default=False, examples=["true"])
     kafka: KafkaEvents | None = Field(default=None, examples=["{servers: localhost:9092, topic: events}"])
 
     @model_validator(mode="after")
@@ -63,6 +64,8 @@ class Source(Part):
             raise ValueError(f'files or kafka is needed, {both}; write files: "data/*.parquet"')
         if self.kafka is not None and self.format is not None:
             raise ValueError("format must stand with the topic, not beside kafka; write kafka: {format: json, …}")
+        if self.kafka is not None and self.follow:
+            raise ValueError("follow is for files, and a topic is followed unless until: latest is said; leave it out")
         if self.files is not None and self.format is None and sources.guess_format(self.files) is None:
             raise ValueError(
                 f"format is needed, since the suffix of {self.files!r} does not tell it; "
@@ -78,7 +81,7 @@ class Source(Part):
 
     @property
     def endless(self) -> bool:
-        return self.kafka is not None and self.kafka.until is None
+        return self.follow if self.kafka is None else self.kafka.until is None
 
 
 class Sink(Part):
@@ -216,7 +219,12 @@ def check_source(spec: Spec) -> list[str]:
     """The files of the source, once the first one's columns are what the spec says. Reads its schema, no event."""
     if spec.source.files is None:
         return []
-    files = sources.match_files(spec.source.files)
+    try:
+        files = sources.match_files(spec.source.files)
+    except SpecError as problem:
+        if spec.source.follow and "nothing matches" in str(problem):
+            return []  # they are yet to appear
+        raise
     seen = sources.peek(files[0], spec.source.kind)
     for name in spec.event_columns:
         if seen.names and name not in seen.names:

@@ -1,0 +1,1 @@
+"""Kafka: events out of a topic, releases into a topic, releases read back."""
