@@ -62,7 +62,7 @@ test-lowest:
 	$(PYTHON) -m venv --clear .venv-lowest
 	.venv-lowest/bin/python -m pip install --quiet uv
 	.venv-lowest/bin/uv pip install --quiet --python .venv-lowest/bin/python --resolution lowest-direct --editable '.[test]'
-	.venv-lowest/bin/python -m pytest -n auto --dist worksteal
+	.venv-lowest/bin/python -m pytest -n auto --dist worksteal --ignore tests/engines
 
 clean:
 	rm -rf $(VENV) .venv-* demo .bench build *.egg-info

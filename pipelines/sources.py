@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import apache_beam as beam
 import pyarrow as pa
-from apache_beam.io.fileio import MatchContinuously
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.metrics import Metrics
 
@@ -96,6 +95,8 @@ class FollowFiles(beam.PTransform[Any, Any]):
         register()
 
     def expand(self, pipeline: Any) -> Any:
+        from apache_beam.io.fileio import MatchContinuously  # slow to import, and seldom needed
+
         return (
             pipeline
             | "Appear" >> MatchContinuously(self._pattern, interval=self._seconds)
