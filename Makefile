@@ -1,4 +1,5 @@
 # make demo     a day of simulated searches, released and held against the truth
+# make demo-live  searches into Kafka, and a private release every ten seconds; needs Java, Maven and Go
 # make test     lint, types and every test
 # make test-engines  against real Kafka, Flink and Prism, which it fetches and starts; needs Java, Maven and Go
 # make bench    ratios against plain pyarrow and plain Beam, measured in one run
@@ -12,10 +13,13 @@ VENV ?= .venv
 RUN := $(VENV)/bin/python -m
 READY := $(VENV)/ready
 
-.PHONY: demo test lint types unit test-engines bench bench-mechanisms profile test-pythons test-lowest clean
+.PHONY: demo demo-live test lint types unit test-engines bench bench-mechanisms profile test-pythons test-lowest clean
 
 demo: $(READY)
 	$(VENV)/bin/tidegate demo demo/
+
+demo-live: $(READY)
+	deploy/demo-live
 
 test: lint types unit
 
@@ -65,4 +69,4 @@ test-lowest:
 	.venv-lowest/bin/python -m pytest -n auto --dist worksteal --ignore tests/engines
 
 clean:
-	rm -rf $(VENV) .venv-* demo .bench build *.egg-info
+	rm -rf $(VENV) .venv-* demo demo-live .bench build *.egg-info

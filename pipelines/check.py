@@ -67,6 +67,7 @@ def check(spec: Spec) -> dict[str, Any]:
         "prepare": spec.prepare.meaning(),
         "survival": [{"count": shown_count(spec, n), "chance": gate.survival(n)} for n in telling_counts(spec)],
         "source_files": files,
+        "source": f"{files} source {plural('file', files)} found" if spec.source.kafka is None else "a topic as source",
         "spec_digest": spec.digest,
         "warnings": warnings,
     }
@@ -166,8 +167,7 @@ def _print_notes(report: dict[str, Any], console: Console) -> None:
     for warning in report["warnings"]:
         console.print(f"[yellow]note[/yellow] {escape(warning)}", highlight=False, soft_wrap=True)
     console.print(
-        f"spec digest {report['spec_digest'][:16]}…, {report['source_files']} source "
-        f"{plural('file', report['source_files'])} found",
+        f"spec digest {report['spec_digest'][:16]}…, {report['source']}",
         highlight=False,
     )
 

@@ -265,8 +265,9 @@ def read(
     "--overdue-after", default="60s", show_default=True, help="How long after it was due a window is overdue."
 )
 @click.option("--once", is_flag=True, help="Look once, and fail if a window is overdue: for monitoring.")
+@click.option("--top", type=click.IntRange(0), default=0, help="Show so many of a window's largest counts.")
 @click.option("--security", type=str, help="For a topic: the file with what is needed to connect.")
-def watch(releases: str, overdue_after: str, once: bool, security: str | None) -> None:
+def watch(releases: str, overdue_after: str, once: bool, top: int, security: str | None) -> None:
     """Follow what is published in RELEASES, a folder or a topic, and say when a window is overdue.
 
     \b
@@ -294,6 +295,8 @@ def watch(releases: str, overdue_after: str, once: bool, security: str | None) -
             rows, after = event.window.manifest["rows"], event.after
             told = "" if after is None else f", {_age(after)} after it was due"
             console.print(f"{event.window.start:%Y-%m-%dT%H:%M:%SZ}  {rows:,} rows{told}", highlight=False)
+            for row in watching.largest(event.window, top):
+                console.print(Text(f"  {_number(row['value']):>12}  ") + _printable(row["key"]), highlight=False)
         elif isinstance(event, watching.Overdue):
             console.print(
                 f"[red]{event.start:%Y-%m-%dT%H:%M:%SZ}  overdue since {_age(event.since)}[/red]", highlight=False
@@ -331,11 +334,15 @@ def _print_rows(table: Any, limit: int) -> None:
     ):
         shown.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
     for row in map(plain, table.slice(0, limit).to_pylist()):
-        # Keys are whatever people typed: no markup, and nothing that a terminal would obey.
-        key = Text("".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in row["key"]))
+        key = _printable(row["key"])
         value_range = "" if row["low"] is None else f"{_number(row['low'])} to {_number(row['high'])}"
         shown.add_row(row["window_start"], row["measure"], key, _number(row["value"]), value_range)
     Console().print(shown)
+
+
+def _printable(key: str) -> Text:
+    """Keys are whatever people typed: no markup, and nothing that a terminal would obey."""
+    return Text("".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in key))
 
 
 def _number(value: float | None) -> str:

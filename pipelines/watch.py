@@ -9,7 +9,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
+from tidegate.pipelines.publish import plain
 from tidegate.pipelines.reader import Published, ReadError, list_published
 
 
@@ -48,6 +50,17 @@ def due(published: list[Published]) -> tuple[datetime, datetime] | None:
     if newest["end"] is not None and start + size > datetime.fromisoformat(newest["end"]):
         return None
     return start, start + size + grace
+
+
+def largest(window: Published, count: int) -> list[dict[str, Any]]:
+    """The rows with the largest counts of the gate, of those that have one."""
+    if not count:
+        return []
+    rows = [plain(row) for table in window.tables() for row in table.to_pylist()]
+    counts = [
+        row for row in rows if row["mechanism"] == window.manifest["gate"]["mechanism"] and row["value"] is not None
+    ]
+    return sorted(counts, key=lambda row: -row["value"])[:count]
 
 
 def watch(
