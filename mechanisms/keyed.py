@@ -36,6 +36,9 @@ def derive_key(secret: bytes, *labels: str | int | bytes) -> bytes:
         raise ValueError(f"a key must be {KEY_BYTES} bytes, not {len(secret)}; derive it from the secret")
     message = bytearray()
     for label in labels:
+        if not isinstance(label, (str, int, bytes)):
+            # The text of some other object may hold its address: another key in every process, and nobody would notice.
+            raise TypeError(f"a label must be text, a whole number or bytes, not a {type(label).__name__}")
         encoded = label if isinstance(label, bytes) else str(label).encode()
         message += len(encoded).to_bytes(8, "little") + encoded
     return hmac.new(secret, bytes(message), hashlib.sha256).digest()

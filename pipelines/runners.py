@@ -89,6 +89,8 @@ def _flink(given: dict[str, str], endless: bool) -> tuple[str, list[str]]:
         "--streaming",
         f"--checkpointing_interval={_CHECKPOINT_MILLISECONDS}",
         f"--max_bundle_time_mills={_BUNDLE_MILLISECONDS}",
+        # Else what a stage puts out while a checkpoint is taken is held back, the watermark passes it, and it is lost.
+        "--finish_bundle_before_checkpointing",
     ]
     if "job_endpoint" in given:
         return "PortableRunner", live if endless else []
@@ -128,6 +130,8 @@ def _parse(arguments: Sequence[str]) -> PipelineOptions:
         kind._add_argparse_args(known)
     for option in _OF_JOB_SERVERS:
         known.add_argument(option)
+    for option in _FLAGS_OF_JOB_SERVERS:
+        known.add_argument(option, action="store_true")
     _, unknown = known.parse_known_args(list(arguments))
     if unknown:
         raise SpecError(f"Beam has no option {unknown[0]}; leave it out, or check its spelling")
@@ -138,18 +142,23 @@ def _parse(arguments: Sequence[str]) -> PipelineOptions:
 _OF_JOB_SERVERS = (
     "--checkpointing_interval",
     "--checkpointing_mode",
-    "--externalized_checkpoints_enabled",
     "--execution_retry_delay",
-    "--fail_on_checkpointing_errors",
     "--max_bundle_size",
     "--max_bundle_time_mills",
     "--min_pause_between_checkpoints",
     "--number_of_execution_retries",
-    "--object_reuse",
     "--savepoint_path",
     "--shutdown_sources_after_idle_ms",
     "--state_backend",
     "--state_backend_storage_path",
+)
+
+
+_FLAGS_OF_JOB_SERVERS = (
+    "--externalized_checkpoints_enabled",
+    "--fail_on_checkpointing_errors",
+    "--finish_bundle_before_checkpointing",
+    "--object_reuse",
 )
 
 

@@ -50,7 +50,7 @@ class TableDigest:
 
 
 class Count(beam.PTransform[Any, Any]):
-    """(shard of keys, partial ExactTable) → (ExactTable shards, one digest a window)."""
+    """(shard of keys, partial ExactTable) → ((shard of keys, ExactTable), one digest a window)."""
 
     def __init__(self, terms: Terms, secret: Secret) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Count(beam.PTransform[Any, Any]):
             | "Together by key" >> beam.GroupByKey()
             | "Count"
             >> beam.ParDo(CountFn(self._terms, self._secret))
-            .with_output_types(ExactTable)
+            .with_output_types(tuple[int, ExactTable])
             .with_outputs(DIGEST, main="tables")
         )
         digests = (
@@ -88,7 +88,7 @@ class CountFn(beam.DoFn):
         if not is_first_firing(pane):
             return
         table = ExactTable.merge(list(element[1]))
-        yield table
+        yield element[0], table
         yield beam.pvalue.TaggedOutput(DIGEST, (0, self._digest(table)))
 
 

@@ -13,8 +13,8 @@ from tidegate.mechanisms.keyed import KeyedHash, derive_key
 from tidegate.mechanisms.mechanism import public_keys_of
 from tidegate.mechanisms.noise import Noise
 from tidegate.mechanisms.table import ExactTable, Rows
-from tidegate.transforms.bound import split_by_key
-from tidegate.transforms.coders import typed
+from tidegate.transforms.bound import is_first_firing, split_by_key
+from tidegate.transforms.coders import ExactTableCoder, typed
 from tidegate.transforms.decode import make_tally, stage_key
 from tidegate.transforms.problems import withheld
 from tidegate.transforms.secret import Secret
@@ -24,18 +24,43 @@ KEPT = "kept"
 
 
 class Gate(beam.PTransform[Any, Any]):
-    """(ExactTable shards, digests) → {"rows": (mechanism number, Rows), "kept": ExactTable of the keys that passed}."""
+    """((shard, ExactTable), digests) → {"rows": (mechanism number, Rows), "kept": (digest, ExactTable of what passed)}.
 
-    def __init__(self, terms: Terms, secret: Secret) -> None:
+    The window's digest meets each shard's table in a grouping of its own. As a side input it would not be safe: some runners
+    hand out an empty one at times, and the draws would hang on that.
+    """
+
+    def __init__(self, terms: Terms, secret: Secret, shards: int) -> None:
         super().__init__()
-        self._terms, self._secret = terms, secret
+        self._terms, self._secret, self._shards = terms, secret, shards
 
     def expand(self, counted: Any) -> Any:
         tables, digests = counted
-        gated = tables | "Gate" >> beam.ParDo(
-            GateFn(self._terms, self._secret), beam.pvalue.AsSingleton(digests)
-        ).with_output_types(tuple[int, Rows]).with_outputs(KEPT, main="rows")
-        return typed(gated, kept=ExactTable)
+        told = digests | "Digest to every shard" >> beam.FlatMap(_to_shards, self._shards).with_output_types(
+            tuple[int, tuple[bool, bytes]]
+        )
+        sent = tables | "Table beside digest" >> beam.MapTuple(_encoded).with_output_types(
+            tuple[int, tuple[bool, bytes]]
+        )
+        gated = (
+            (sent, told)
+            | "Tables and digests" >> beam.Flatten()
+            | "Together by shard" >> beam.GroupByKey()
+            | "Gate"
+            >> beam.ParDo(GateFn(self._terms, self._secret))
+            .with_output_types(tuple[int, Rows])
+            .with_outputs(KEPT, main="rows")
+        )
+        return typed(gated, kept=tuple[bytes, ExactTable])
+
+
+def _to_shards(digest: bytes, shards: int) -> Iterator[tuple[int, tuple[bool, bytes]]]:
+    for shard in range(shards):
+        yield shard, (False, digest)
+
+
+def _encoded(shard: int, table: ExactTable) -> tuple[int, tuple[bool, bytes]]:
+    return shard, (True, ExactTableCoder().encode(table))
 
 
 class GateFn(beam.DoFn):
@@ -49,14 +74,27 @@ class GateFn(beam.DoFn):
         self._draws = Draws(self._terms, self._secret)
 
     @withheld("gate")
-    def process(self, table: ExactTable, digest: bytes, window: Any = beam.DoFn.WindowParam) -> Iterator[Any]:
+    def process(
+        self,
+        element: tuple[int, Any],
+        window: Any = beam.DoFn.WindowParam,
+        pane: Any = beam.DoFn.PaneInfoParam,
+    ) -> Iterator[Any]:
+        if not is_first_firing(pane):
+            return
+        parts = list(element[1])
+        tables = [part for is_table, part in parts if is_table]
+        if not tables:  # a shard without keys
+            return
+        (encoded,), (digest,) = tables, [part for is_table, part in parts if not is_table]  # one of each, or no release
+        table = ExactTableCoder().decode(encoded)
         rows = self._terms.gate_mechanism.release(
             table, self._draws.identify(table.keys), self._draws.noise(window, digest, 0)
         )
         if len(rows):
             yield 0, in_numbers(rows, self._terms)
             if self._terms.then:
-                yield beam.pvalue.TaggedOutput(KEPT, table.restrict(rows.keys))
+                yield beam.pvalue.TaggedOutput(KEPT, (digest, table.restrict(rows.keys)))
 
 
 def in_numbers(rows: Rows, terms: Terms) -> Rows:

@@ -114,10 +114,10 @@ class PrivateReleases(beam.PTransform[Any, Any]):
             )
             partial = (partial, public) | "Add public keys" >> beam.Flatten()
         tables, digests = partial | "count" >> Count(terms, secret)
-        gated = (tables, digests) | "gate" >> Gate(terms, secret)
+        gated = (tables, digests) | "gate" >> Gate(terms, secret, self._shards)
         parts = [gated["rows"], ticks]
         if terms.then:
-            parts.append((gated[KEPT], digests) | "then" >> Then(terms, secret))
+            parts.append(gated[KEPT] | "then" >> Then(terms, secret))
         return parts | "All rows" >> beam.Flatten() | "seal" >> Seal(terms)
 
 

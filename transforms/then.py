@@ -25,24 +25,20 @@ SUMMARY = "summary"
 
 
 class Then(beam.PTransform[Any, Any]):
-    """(kept ExactTable shards, digests) → (mechanism number, Rows) of all downstream mechanisms."""
+    """(digest, kept ExactTable) of every shard → (mechanism number, Rows) of all downstream mechanisms."""
 
     def __init__(self, terms: Terms, secret: Secret) -> None:
         super().__init__()
         self._terms, self._secret = terms, secret
 
-    def expand(self, kept_and_digests: Any) -> Any:
-        kept, digests = kept_and_digests
-        shards = kept | "Then by key" >> beam.ParDo(
-            PerKeyFn(self._terms, self._secret), beam.pvalue.AsSingleton(digests)
-        ).with_output_types(tuple[int, Rows]).with_outputs(SUMMARY, main="rows")
+    def expand(self, kept: Any) -> Any:
+        shards = kept | "Then by key" >> beam.ParDo(PerKeyFn(self._terms, self._secret)).with_output_types(
+            tuple[int, Rows]
+        ).with_outputs(SUMMARY, main="rows")
         windows = (
-            typed(shards, summary=tuple[int, bytes])[SUMMARY]
+            typed(shards, summary=tuple[int, tuple[bytes, bytes]])[SUMMARY]
             | "Together by mechanism" >> beam.GroupByKey()
-            | "Then by window"
-            >> beam.ParDo(PerWindowFn(self._terms, self._secret), beam.pvalue.AsSingleton(digests)).with_output_types(
-                tuple[int, Rows]
-            )
+            | "Then by window" >> beam.ParDo(PerWindowFn(self._terms, self._secret)).with_output_types(tuple[int, Rows])
         )
         return (shards["rows"], windows) | "All downstream rows" >> beam.Flatten()
 
@@ -58,12 +54,13 @@ class PerKeyFn(beam.DoFn):
         self._draws = Draws(self._terms, self._secret)
 
     @withheld("then")
-    def process(self, table: ExactTable, digest: bytes, window: Any = beam.DoFn.WindowParam) -> Iterator[Any]:
+    def process(self, element: tuple[bytes, ExactTable], window: Any = beam.DoFn.WindowParam) -> Iterator[Any]:
+        digest, table = element
         ids = self._draws.identify(table.keys)
         for number, mechanism in enumerate(self._terms.mechanisms[1:], start=1):
             if mechanism.role == "per-window":
                 summary = cast(PerWindowMechanism, mechanism).summarize(table)
-                yield beam.pvalue.TaggedOutput(SUMMARY, (number, summary))
+                yield beam.pvalue.TaggedOutput(SUMMARY, (number, (digest, summary)))
             else:
                 noise = self._draws.noise(window, digest, number)
                 rows = cast(PerKeyMechanism, mechanism).release(table, ids, noise)
@@ -84,14 +81,15 @@ class PerWindowFn(beam.DoFn):
     @withheld("then")
     def process(
         self,
-        element: tuple[int, Iterable[bytes]],
-        digest: bytes,
+        element: tuple[int, Iterable[tuple[bytes, bytes]]],
         window: Any = beam.DoFn.WindowParam,
         pane: Any = beam.DoFn.PaneInfoParam,
     ) -> Iterator[tuple[int, Rows]]:
         if not is_first_firing(pane):
             return
-        number, summaries = element
+        number, told = element
+        digests, summaries = zip(*told, strict=True)
+        (digest,) = set(digests)  # all shards of a window hang on the same one, or there is no release
         mechanism = cast(PerWindowMechanism, self._terms.mechanisms[number])
         # Sorted, so that a merge that rounds gives the same bytes whatever the shards' order.
         merged = reduce(mechanism.merge, sorted(summaries))

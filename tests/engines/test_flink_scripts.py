@@ -115,14 +115,14 @@ def test_what_is_lost_is_brought_back(example: Example, cluster: Cluster) -> Non
 
 def test_a_stream_with_checkpoints_publishes_the_same_bytes(example: Example, cluster: Cluster) -> None:
     """Also asserts that nothing was restarted: a job whose checkpoints fail replays everything and looks well."""
-    spec = str(example.spec("stream"))
+    spec = str(example.spec("live"))
     try:
         cluster.script("submit", spec, environment=example.environment, seconds=180)
     except subprocess.TimeoutExpired:
         told = cluster.script("status").stdout
         cluster.cancel()
         pytest.fail(f"the job does not end:\n{told}")
-    assert example.published("stream") == example.published("direct")
+    assert example.published("live") == example.published("direct")
     last = max(cluster.ask("/jobs/overview")["jobs"], key=lambda job: job["start-time"])
     assert cluster.ask(f"/jobs/{last['jid']}/checkpoints")["counts"]["restored"] == 0
     assert not cluster.ask(f"/jobs/{last['jid']}/exceptions")["exceptionHistory"]["entries"]

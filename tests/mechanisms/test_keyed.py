@@ -204,3 +204,10 @@ def test_a_secret_of_another_length_is_refused_without_being_shown(length: int) 
     with pytest.raises(ValueError, match=f"must be 32 bytes, not {length}") as refused:
         derive_key(b"s" * length, "units")
     assert "ss" not in str(refused.value)
+
+
+def test_a_label_must_be_what_it_looks_like_in_every_process() -> None:
+    # The text of an object may hold its address in memory; a key made of it would be another one in every worker.
+    for label in (object(), None, 1.5, ["a"]):
+        with pytest.raises(TypeError, match="a label must be text, a whole number or bytes"):
+            derive_key(b"k" * 32, "window", label)  # type: ignore[arg-type]
