@@ -22,6 +22,7 @@ from tidegate.mechanisms.mechanism import Bounds
 from tidegate.mechanisms.noise import Noise
 from tidegate.mechanisms.table import ExactTable
 from tidegate.transforms import bound, count, decode, gate, seal
+from tidegate.transforms.problems import SafeError
 
 
 def caught(test: Callable[..., None], *arguments: Any) -> None:
@@ -92,7 +93,7 @@ def test_a_window_that_fires_again_is_caught(monkeypatch: pytest.MonkeyPatch) ->
     one_firing.test_an_event_after_grace_is_dropped_and_does_not_fire_its_window_again(70)
     for stage in (bound, count, gate, seal):
         monkeypatch.setattr(stage, "is_first_firing", lambda pane: True)
-    with pytest.raises((AssertionError, ValueError)):
+    with pytest.raises((AssertionError, ValueError, SafeError)):
         one_firing.test_an_event_after_grace_is_dropped_and_does_not_fire_its_window_again(70)
 
 
