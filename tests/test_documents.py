@@ -52,7 +52,15 @@ def test_make_demo_and_make_test_exist_and_ci_runs_the_readmes_test_command() ->
 
 @pytest.mark.parametrize(
     "page",
-    ["README.md", "CONTRIBUTING.md", "docs/privacy.md", "docs/mechanisms.md", "docs/spec.md", "benchmarks/README.md"],
+    [
+        "README.md",
+        "CONTRIBUTING.md",
+        "docs/privacy.md",
+        "docs/mechanisms.md",
+        "docs/spec.md",
+        "deploy/README.md",
+        "benchmarks/README.md",
+    ],
 )
 def test_links_and_named_files_exist(page: str) -> None:
     text = (ROOT / page).read_text()
