@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,7 +110,11 @@ def test_what_is_lost_is_brought_back(example: Example, cluster: Cluster) -> Non
     cluster.script("stop", "--kill", "worker-pool")
     assert "task-manager-1" not in [file.name for file in (cluster.folder / "pids").iterdir()]
     cluster.script("start", environment=example.environment)
-    assert cluster.ask("/overview")["slots-total"] >= 2
+    # A new TaskManager may answer before the JobManager counts its slots.
+    deadline = time.monotonic() + 60
+    while cluster.ask("/overview")["slots-total"] < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
     assert "no JobManager" not in cluster.script("status").stderr
 
 
