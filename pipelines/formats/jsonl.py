@@ -55,8 +55,8 @@ def read(path: str, file: BinaryIO, columns: list[str], _: int | None) -> Iterat
 def _guess_schema(block: bytes, columns: list[str]) -> pa.Schema:
     """The columns' types in the first row that can be read; rows that differ are read one by one."""
     row = _first_object(block.split(b"\n", LINES_A_PIECE))
-    kinds = {int: pa.int64(), float: pa.float64()}  # by the very type: true is an int to Python
-    return pa.schema([(name, kinds.get(type(row.get(name)), pa.string())) for name in columns])
+    whole = {name for name in columns if isinstance(row.get(name), int) and not isinstance(row[name], bool)}
+    return pa.schema([(name, pa.int64() if name in whole else pa.string()) for name in columns])
 
 
 def _fast(path: str, schema: pa.Schema, block: bytes, first: int) -> list[Item]:

@@ -736,17 +736,3 @@ def test_a_pipeline_fails_with_the_name_of_the_file_and_none_of_its_content(file
     with pytest.raises(Exception, match=f"{bad.name} cannot be opened as avro") as failed:
         run()
     assert CANARY not in str(failed.value)
-
-
-def test_numbers_with_a_point_are_read_in_columns_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Row by row it would take ten times as long.
-    from tidegate.pipelines.formats import jsonl
-
-    path = tmp_path / "events.jsonl"
-    path.write_text(
-        "".join(f'{{"user": "u{i}", "amount": {i}.5}}\n' for i in range(100)) + '{"user": "w", "amount": 7}\n'
-    )
-    monkeypatch.setattr(jsonl, "_slow", lambda *_: pytest.fail("read row by row"))
-    (batch,) = read_file(str(path), "jsonl", ["user", "amount"])
-    assert isinstance(batch, pa.RecordBatch)
-    assert batch.column("amount").to_pylist() == [*(i + 0.5 for i in range(100)), 7.0]
