@@ -16,7 +16,7 @@ import apache_beam as beam
 
 from tidegate.pipelines.progress import Counting, ProgressLog
 from tidegate.pipelines.runners import choose
-from tidegate.pipelines.sinks import WriteDeadLetters, WriteReleases
+from tidegate.pipelines.sinks import PublishFn, PublishInOrder, WriteDeadLetters
 from tidegate.pipelines.sources import FollowFiles, ReadFiles
 from tidegate.pipelines.spec import Sink, Spec, check_source, open_secret
 from tidegate.transforms.decode import DEAD
@@ -39,12 +39,8 @@ def assemble(
     if keep is not None:
         _ = read[DEAD] | "dead letters" >> keep
     releases = batches | "releases" >> PrivateReleases(spec, secret=secret, dead_letters=keep, shards=shards)
-    published = [
-        releases | f"sink {number}" >> _sink(sink) if number else releases | "sink" >> _sink(sink)
-        for number, sink in enumerate(spec.sink)
-    ]
-    # Each sink publishes every window; one of them is enough to see how far the run is.
-    return published[0] | "Count windows published" >> Counting(log, "windows") if log else published[0]
+    published = releases | "sink" >> PublishInOrder([_publisher(sink) for sink in spec.sink])
+    return published | "Count windows published" >> Counting(log, "windows") if log else published
 
 
 def _source(spec: Spec, files: Sequence[str]) -> Any:
@@ -57,13 +53,15 @@ def _source(spec: Spec, files: Sequence[str]) -> Any:
     return ReadKafka(kafka_source(spec), spec.event_columns, spec.columns.time, spec.columns.time_unit)
 
 
-def _sink(sink: Sink) -> Any:
+def _publisher(sink: Sink) -> Any:
     if sink.kafka is None:
-        return WriteReleases(sink.place, sink.format)
+        return PublishFn(sink.place, sink.format)
     _need_kafka()
-    from tidegate.pipelines.kafka.sink import WriteKafka
+    from tidegate.pipelines.kafka import sink as kafka
 
-    return WriteKafka(sink.kafka.servers, sink.kafka.topic, sink.kafka.security)
+    address = sink.kafka.servers, sink.kafka.topic, sink.kafka.security
+    kafka.check_topic(*address)
+    return kafka.PublishFn(*address)
 
 
 def kafka_source(spec: Spec) -> Any:

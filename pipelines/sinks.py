@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,32 @@ class WriteReleases(beam.PTransform[Any, Any]):
         self._folder, self._kind = folder, kind
 
     def expand(self, releases: Any) -> Any:
-        return releases | "Publish" >> beam.ParDo(PublishFn(self._folder, self._kind)).with_output_types(str)
+        return releases | PublishInOrder([PublishFn(self._folder, self._kind)])
+
+
+class PublishInOrder(beam.PTransform[Any, Any]):
+    """Publishes every release in one sink after the other; gives the names of the windows that all of them have.
+
+    A sink refuses a window that it has with another content, and what it refuses goes no further. Side by side, one sink
+    could refuse a changed window while another, which had not got so far, takes it: two draws of one window would be out.
+    """
+
+    def __init__(self, publishers: Sequence[beam.DoFn]) -> None:
+        super().__init__()
+        self._publishers = list(publishers)
+
+    def expand(self, releases: Any) -> Any:
+        for number, publisher in enumerate(self._publishers, start=1):
+            releases = releases | f"Publish {number}" >> beam.ParDo(publisher).with_output_types(Release)
+        return releases | "Names" >> beam.Map(_name_of).with_output_types(str)
+
+
+def _name_of(release: Release) -> str:
+    return release.folder
 
 
 class PublishFn(beam.DoFn):
-    """Publishes a window."""
+    """Publishes a window, and passes it on."""
 
     def __init__(self, folder: str, kind: Format) -> None:
         self._folder, self._kind = folder, kind
@@ -39,11 +60,11 @@ class PublishFn(beam.DoFn):
         self._old = Metrics.counter("tidegate", "windows_unchanged")
 
     @withheld("publishing")
-    def process(self, release: Release) -> Iterator[str]:
+    def process(self, release: Release) -> Iterator[Release]:
         if not isinstance(release, Release):
             raise SafeError(f"only a sealed release can be published, not {type(release).__name__}")
         (self._new if publish(release, self._folder, self._kind) else self._old).inc()
-        yield release.folder
+        yield release
 
 
 class WriteDeadLetters(beam.PTransform[Any, Any]):

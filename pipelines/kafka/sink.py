@@ -36,6 +36,7 @@ from tidegate.pipelines.kafka.reader import (
 )
 from tidegate.pipelines.kafka.settings import SECONDS_TO_ANSWER, check_address, client_options, error_name, reaching
 from tidegate.pipelines.publish import PublishError, plain, refuse_another, release_digest
+from tidegate.pipelines.sinks import PublishInOrder
 from tidegate.transforms.problems import SafeError, SpecError, withheld
 from tidegate.transforms.release import Release
 
@@ -59,7 +60,7 @@ class WriteKafka(beam.PTransform[Any, Any]):
 
     def expand(self, releases: Any) -> Any:
         check_topic(*self._address)
-        return releases | "Publish" >> beam.ParDo(PublishFn(*self._address)).with_output_types(str)
+        return releases | PublishInOrder([PublishFn(*self._address)])
 
 
 def check_topic(servers: str, topic: str, security_file: str | None = None) -> None:
@@ -78,7 +79,7 @@ def check_topic(servers: str, topic: str, security_file: str | None = None) -> N
 
 
 class PublishFn(beam.DoFn):
-    """Publishes a window."""
+    """Publishes a window, and passes it on."""
 
     def __init__(self, servers: str, topic: str, security_file: str | None) -> None:
         self._address = servers, topic, security_file
@@ -90,11 +91,11 @@ class PublishFn(beam.DoFn):
         self._topic = TopicOfReleases(*self._address)
 
     @withheld("publishing")
-    def process(self, release: Release) -> Iterator[str]:
+    def process(self, release: Release) -> Iterator[Release]:
         if not isinstance(release, Release):
             raise SafeError(f"only a sealed release can be published, not {type(release).__name__}")
         (self._new if self._topic.publish(release) else self._old).inc()
-        yield release.folder
+        yield release
 
     def teardown(self) -> None:
         if hasattr(self, "_topic"):

@@ -18,6 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import apache_beam as beam
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -27,6 +28,7 @@ from tests.transforms.running import terms
 from tidegate.pipelines import publish as publishing
 from tidegate.pipelines.publish import MANIFEST, Format, PublishError, encode_rows, publish, read_manifest
 from tidegate.pipelines.reader import ReadError, list_published, read_releases
+from tidegate.transforms.coders import register
 from tidegate.transforms.release import ROW_SCHEMA, Release
 from tidegate.transforms.seal import manifest
 from tidegate.transforms.terms import make_terms
@@ -571,3 +573,25 @@ def test_a_window_of_no_rows_is_a_window(tmp_path: Path) -> None:
         publish(release({}, window), str(tmp_path), "avro")
     assert len(list_published(str(tmp_path))) == 4
     assert read_releases(str(tmp_path)).equals(ROW_SCHEMA.empty_table())
+
+
+def test_what_the_first_sink_refuses_never_reaches_the_second(tmp_path: Path) -> None:
+    # A run dies between two sinks, and the events change: were the sinks side by side, the second would take another draw.
+    from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+
+    from tidegate.pipelines.sinks import PublishFn, PublishInOrder
+
+    first, second = tmp_path / "first", tmp_path / "second"
+    publish(release({"tide": 7.0}), str(first), "avro")
+
+    def run(sealed: Release) -> None:
+        with beam.Pipeline(runner=FnApiRunner()) as pipeline:
+            made = pipeline | beam.Create([sealed]).with_output_types(Release)
+            _ = made | PublishInOrder([PublishFn(str(first), "avro"), PublishFn(str(second), "jsonl")])
+
+    register()
+    with pytest.raises(Exception, match="is published already"):
+        run(release({"tide": 8.0}))
+    assert not second.exists()
+    run(release({"tide": 7.0}))
+    assert len(list(second.glob("*/manifest.json"))) == 1
