@@ -79,10 +79,27 @@ def rows_to_batches(
 
 
 def _kind(value: Any) -> Any:
-    """All of a value that has a say in which type Arrow finds for its column."""
+    """All of a value that has a say in which type Arrow finds for its column: a row's types are its own alone.
+
+    Expressions in `prepare` can tell types apart; were they to hang on other rows, so would what becomes of this one.
+    """
     if isinstance(value, Decimal):
-        return Decimal, value.as_tuple().exponent
-    return (datetime, value.tzinfo) if isinstance(value, datetime) else type(value)
+        _, digits, exponent = value.as_tuple()
+        return Decimal, exponent, len(digits)
+    if isinstance(value, datetime):
+        return datetime, value.tzinfo
+    if isinstance(value, str):
+        return str, value.isascii() or _is_unicode(value)
+    return (int, value.bit_length() < 64) if type(value) is int else type(value)
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether it can be written in UTF-8, as half a surrogate pair cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _column(values: list[Any]) -> pa.Array:

@@ -9,12 +9,13 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, BinaryIO
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.json
 
 from tidegate.pipelines.formats.files import Item, Peek, located
 from tidegate.pipelines.formats.lines import HEAD_BYTES, LINES_A_PIECE, count_lines, parse, read_lines, read_some
-from tidegate.transforms.columns import rows_to_batches
+from tidegate.transforms.columns import ROW, rows_to_batches
 from tidegate.transforms.decode import DeadLetter
 
 _OBJECT = re.compile(rb"(\xef\xbb\xbf)?\s*\{")
@@ -71,7 +72,27 @@ def _fast(path: str, schema: pa.Schema, block: bytes, first: int) -> list[Item]:
     between = block.count(b"}\n{") + block.count(b"}\r\n{")
     if not len(table) == count_lines(block) == between + 1:
         raise pa.ArrowInvalid("rows and lines do not go together")
-    return [located(batch, path, first) for batch in table.combine_chunks().to_batches()]
+    batches = table.combine_chunks().to_batches()
+    return [located(part, path, first) for batch in batches for part in _nulls_apart(batch, first)]
+
+
+def _nulls_apart(batch: pa.RecordBatch, first: int) -> Iterator[pa.RecordBatch]:
+    """Rows that lack a value by themselves, with a column of no type for it, as they have it when read one by one.
+
+    So the types of a row do not hang on whether some other row of its block could be read in columns.
+    """
+    lacking = [column.is_null().to_numpy(zero_copy_only=False) for column in batch.columns]
+    if not any(column.null_count for column in batch.columns):
+        yield batch
+        return
+    patterns = np.stack(lacking, axis=1)
+    for pattern in np.unique(patterns, axis=0):
+        rows = np.flatnonzero((patterns == pattern).all(axis=1))
+        columns = {
+            name: pa.nulls(len(rows)) if lacks else column.take(pa.array(rows))
+            for name, column, lacks in zip(batch.schema.names, batch.columns, pattern, strict=True)
+        }
+        yield pa.RecordBatch.from_pydict({**columns, ROW: pa.array(rows + first)})
 
 
 def _fast_of_any(path: str, schema: pa.Schema, line: bytes, number: int) -> list[Item]:

@@ -736,3 +736,37 @@ def test_a_pipeline_fails_with_the_name_of_the_file_and_none_of_its_content(file
     with pytest.raises(Exception, match=f"{bad.name} cannot be opened as avro") as failed:
         run()
     assert CANARY not in str(failed.value)
+
+
+STRANGE = {
+    "text where numbers are": b'{"user": "z", "n": "12", "t": "a"}',
+    "no text at all": b'{"user": "z", "n": 1, "t": "\\ud800"}',
+    "a number beyond 64 bits": b'{"user": "z", "n": 99999999999999999999999, "t": "a"}',
+    "no object": b"[]",
+    "a point in a number": b'{"user": "z", "n": 0.5, "t": "a"}',
+}
+
+
+@pytest.mark.parametrize("strange", STRANGE.values(), ids=STRANGE.keys())
+@pytest.mark.parametrize("place", [0, 20])
+def test_the_types_of_a_row_are_its_own_whatever_row_stands_beside_it(
+    tmp_path: Path, strange: bytes, place: int
+) -> None:
+    # Expressions in prepare can tell types apart: one unit's row must not change what becomes of another's.
+    lines = [
+        b'{"user": "u%d", "n": %s, "t": %s}' % (i, [b"7", b"null"][i % 2], [b'"x"', b"null"][i % 3 == 0])
+        for i in range(40)
+    ]
+
+    def types(name: str, rows: list[bytes]) -> dict[str, tuple[str, str]]:
+        (tmp_path / name).write_bytes(b"\n".join(rows) + b"\n")
+        found: dict[str, tuple[str, str]] = {}
+        for batch in read_file(str(tmp_path / name), "jsonl", ["user", "n", "t"]):
+            if isinstance(batch, pa.RecordBatch):
+                kinds = str(batch.schema.field("n").type), str(batch.schema.field("t").type)
+                found |= {row["user"]: kinds for row in batch.select(["user"]).to_pylist() if row["user"] != "z"}
+        return found
+
+    plain = types("plain.jsonl", lines)
+    assert set(plain.values()) == {("int64", "string"), ("int64", "null"), ("null", "string"), ("null", "null")}
+    assert types("strange.jsonl", [*lines[:place], strange, *lines[place:]]) == plain
