@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -16,7 +17,7 @@ import apache_beam as beam
 
 from tidegate.pipelines.progress import Counting, ProgressLog
 from tidegate.pipelines.runners import choose
-from tidegate.pipelines.sinks import PublishFn, PublishInOrder, WriteDeadLetters
+from tidegate.pipelines.sinks import FolderOfReleases, Place, PublishInOrder, WriteDeadLetters
 from tidegate.pipelines.sources import FollowFiles, ReadFiles
 from tidegate.pipelines.spec import Sink, Spec, check_source, open_secret
 from tidegate.transforms.decode import DEAD
@@ -39,7 +40,9 @@ def assemble(
     if keep is not None:
         _ = read[DEAD] | "dead letters" >> keep
     releases = batches | "releases" >> PrivateReleases(spec, secret=secret, dead_letters=keep, shards=shards)
-    published = releases | "sink" >> PublishInOrder([_publisher(sink) for sink in spec.sink])
+    published = releases | "sink" >> PublishInOrder(
+        [_place(sink) for sink in spec.sink], keep_first=spec.source.endless
+    )
     return published | "Count windows published" >> Counting(log, "windows") if log else published
 
 
@@ -53,15 +56,16 @@ def _source(spec: Spec, files: Sequence[str]) -> Any:
     return ReadKafka(kafka_source(spec), spec.event_columns, spec.columns.time, spec.columns.time_unit)
 
 
-def _publisher(sink: Sink) -> Any:
+def _place(sink: Sink) -> Callable[[], Place]:
+    """How a worker opens the place that a sink names."""
     if sink.kafka is None:
-        return PublishFn(sink.place, sink.format)
+        return partial(FolderOfReleases, sink.place, sink.format)
     _need_kafka()
     from tidegate.pipelines.kafka import sink as kafka
 
     address = sink.kafka.servers, sink.kafka.topic, sink.kafka.security
     kafka.check_topic(*address)
-    return kafka.PublishFn(*address)
+    return partial(kafka.TopicOfReleases, *address)
 
 
 def kafka_source(spec: Spec) -> Any:

@@ -38,6 +38,10 @@ class PublishError(SafeError):
     """A window that could not be published."""
 
 
+class AnotherReleaseError(PublishError):
+    """A window that is published already, under the same terms and yet with another content."""
+
+
 def publish(release: Release, folder: str, kind: Format) -> bool:
     """Publish a window; False if it was published before, with the same release. Safe to repeat at any point."""
     place = FileSystems.join(folder, release.folder)
@@ -149,13 +153,14 @@ def refuse_another(published: Mapping[str, Any] | None, manifest: Mapping[str, A
     if published is not None and published.get("release_digest") == manifest["release_digest"]:
         return
     published = published or {}
+    kind = PublishError
     if published.get("stream") != manifest["stream"]:
         why = f"it belongs to the stream {published.get('stream')!r}"
     elif published.get("spec_digest") != manifest["spec_digest"]:
         why = "it was released under other terms (its spec_digest differs)"
     else:
-        why = "the events or the secret have changed since"
-    raise PublishError(
+        kind, why = AnotherReleaseError, "the events or the secret have changed since"
+    raise kind(
         f"window {place} is published already, and {why}; a second release of a window would weaken its privacy, "
         f"so nothing was written: restore what has changed, or name another stream and sink"
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -133,6 +133,31 @@ def _in_folder(path: str) -> list[Published]:
                 raise ReadError(f"{item.path} is not a whole manifest (it lacks {min(lacks)}); restore it from a copy")
             published.append(Published(place, manifest))
     return published
+
+
+def newest_in_folder(folder: str) -> dict[str, Any] | None:
+    """The manifest of a folder's latest window, found by name, so that a long stream costs one file."""
+    try:
+        found = FileSystems.match([FileSystems.join(folder, "*", MANIFEST)])[0].metadata_list
+    except Exception:  # no such folder yet; if it cannot be made, publishing says so
+        return None
+    places = sorted(item.path.removesuffix(MANIFEST).rstrip("/") for item in found)
+    return read_manifest(places[-1]) if places else None
+
+
+def read_published(folder: str, window: str) -> tuple[dict[str, Any], pa.Table]:
+    """The manifest and the rows of one window, as they were sealed."""
+    place = FileSystems.join(folder, window)
+    manifest = read_manifest(place)
+    if manifest is None:
+        raise ReadError(f"window {window} is not in {folder}, although it was published there; restore it from a copy")
+    rows = [ROW_SCHEMA.empty_table(), *Published(place, manifest).tables()]
+    return as_sealed(manifest), pa.concat_tables(rows).combine_chunks()
+
+
+def as_sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """A manifest without what a place added to it."""
+    return {name: value for name, value in manifest.items() if name not in ("release_digest", "files", "messages")}
 
 
 def refuse_gaps(published: Sequence[Published]) -> None:

@@ -6,40 +6,85 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import apache_beam as beam
+import pyarrow as pa
 from apache_beam.metrics import Metrics
 
-from tidegate.pipelines.publish import Format, publish
+from tidegate.pipelines.publish import AnotherReleaseError, Format, publish
+from tidegate.pipelines.reader import newest_in_folder, read_published
 from tidegate.transforms.decode import DeadLetter
 from tidegate.transforms.problems import SafeError, withheld
 from tidegate.transforms.release import Release
 
 
-class WriteReleases(beam.PTransform[Any, Any]):
-    """Publishes releases in a folder, local or remote; gives the names of the windows it has seen through."""
+class Place(Protocol):
+    """Where windows are published, each once and for all."""
+
+    def publish(self, release: Release) -> bool:
+        """Publish a window; False if it was published before, with the same release. Safe to repeat at any point."""
+
+    def published(self, window: str) -> tuple[Mapping[str, Any], pa.Table]:
+        """The manifest and the rows of a window that is published."""
+
+    def newest(self) -> Mapping[str, Any] | None:
+        """The manifest of the latest window, if there is any."""
+
+    def close(self) -> None:
+        """Let go of connections."""
+
+
+class FolderOfReleases:
+    """A folder as a place to publish, local or remote."""
 
     def __init__(self, folder: str, kind: Format = "avro") -> None:
-        super().__init__()
         self._folder, self._kind = folder, kind
 
+    def publish(self, release: Release) -> bool:
+        return publish(release, self._folder, self._kind)
+
+    def published(self, window: str) -> tuple[Mapping[str, Any], pa.Table]:
+        return read_published(self._folder, window)
+
+    def newest(self) -> Mapping[str, Any] | None:
+        return newest_in_folder(self._folder)
+
+    def close(self) -> None:
+        pass
+
+
+class WriteReleases(beam.PTransform[Any, Any]):
+    """Publishes releases in a folder, local or remote; gives the names of the windows it has seen through.
+
+    Args:
+      folder: Required.
+      kind: Optional, default avro. Or parquet, or jsonl.
+      keep_first: Optional, default False. What to do about a window that is published already with another content: refuse
+        it, which fails the run, or keep what is published and go on, as a live stream must (see PublishFn).
+    """
+
+    def __init__(self, folder: str, kind: Format = "avro", *, keep_first: bool = False) -> None:
+        super().__init__()
+        self._open, self._keep_first = partial(FolderOfReleases, folder, kind), keep_first
+
     def expand(self, releases: Any) -> Any:
-        return releases | PublishInOrder([PublishFn(self._folder, self._kind)])
+        return releases | PublishInOrder([self._open], keep_first=self._keep_first)
 
 
 class PublishInOrder(beam.PTransform[Any, Any]):
     """Publishes every release in one sink after the other; gives the names of the windows that all of them have.
 
-    A sink refuses a window that it has with another content, and what it refuses goes no further. Side by side, one sink
-    could refuse a changed window while another, which had not got so far, takes it: two draws of one window would be out.
+    A place never takes a window that it has with another content, and hands on what it has. Side by side, one place could
+    turn down a changed window while another, which had not got so far, takes it: two draws of one window would be out.
     """
 
-    def __init__(self, publishers: Sequence[beam.DoFn]) -> None:
+    def __init__(self, places: Sequence[Callable[[], Place]], *, keep_first: bool = False) -> None:
         super().__init__()
-        self._publishers = list(publishers)
+        self._publishers = [PublishFn(place, keep_first) for place in places]
 
     def expand(self, releases: Any) -> Any:
         for number, publisher in enumerate(self._publishers, start=1):
@@ -52,19 +97,39 @@ def _name_of(release: Release) -> str:
 
 
 class PublishFn(beam.DoFn):
-    """Publishes a window, and passes it on."""
+    """Publishes a window, and passes on what is published.
 
-    def __init__(self, folder: str, kind: Format) -> None:
-        self._folder, self._kind = folder, kind
+    A live stream that was interrupted goes over its last windows again, and a straggler may now be in time that was too late
+    before, or the other way round. The window is out by then. With `keep_first` it stays as it is, also for the places that
+    come after this one; without, such a change of mind is an error.
+    """
+
+    def __init__(self, place: Callable[[], Place], keep_first: bool = False) -> None:
+        self._open, self._keep_first = place, keep_first
+        self._place: Place | None = None
         self._new = Metrics.counter("tidegate", "windows_published")
         self._old = Metrics.counter("tidegate", "windows_unchanged")
+        self._kept = Metrics.counter("tidegate", "windows_kept_as_first_published")
 
     @withheld("publishing")
     def process(self, release: Release) -> Iterator[Release]:
         if not isinstance(release, Release):
             raise SafeError(f"only a sealed release can be published, not {type(release).__name__}")
-        (self._new if publish(release, self._folder, self._kind) else self._old).inc()
+        if self._place is None:  # not before: an engine sets up a worker whose bundles may never hold a window
+            self._place = self._open()
+        try:
+            (self._new if self._place.publish(release) else self._old).inc()
+        except AnotherReleaseError:
+            if not self._keep_first:
+                raise
+            self._kept.inc()
+            manifest, rows = self._place.published(release.folder)
+            release = Release(release.window, release.folder, rows, manifest)
         yield release
+
+    def teardown(self) -> None:
+        if self._place is not None:
+            self._place.close()
 
 
 class WriteDeadLetters(beam.PTransform[Any, Any]):

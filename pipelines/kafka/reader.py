@@ -16,7 +16,7 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from tidegate.pipelines.kafka.settings import SECONDS_TO_ANSWER, check_address, client_options, reaching
-from tidegate.pipelines.reader import ReadError
+from tidegate.pipelines.reader import ReadError, as_sealed
 from tidegate.transforms.release import ROW_SCHEMA
 
 ROW_KIND, MANIFEST_KIND = "row", "manifest"
@@ -31,6 +31,21 @@ def read_topic(servers: str, topic: str, security_file: str | None = None) -> li
 
     Raises ReadError if a window is not what its manifest says or was published twice.
     """
+    return _windows(servers, topic, security_file, None)
+
+
+def read_window(servers: str, topic: str, security_file: str | None, window: str) -> tuple[dict[str, Any], pa.Table]:
+    """The manifest and the rows of one window that is published in a topic, as they were sealed."""
+    found = _windows(servers, topic, security_file, window)
+    if not found:
+        raise ReadError(f"window {window} is not in topic {topic}, although it was published there")
+    manifest, rows = found[0]
+    return as_sealed(manifest), rows
+
+
+def _windows(
+    servers: str, topic: str, security_file: str | None, only: str | None
+) -> list[tuple[dict[str, Any], pa.Table]]:
     rows: dict[str, list[bytes]] = {}
     manifests: dict[str, dict[str, Any]] = {}
     with reaching(servers, topic):
@@ -38,6 +53,8 @@ def read_topic(servers: str, topic: str, security_file: str | None = None) -> li
         try:
             for message in log.read_to_end(open_too=False):
                 window = window_of(message)
+                if only is not None and window != only:
+                    continue
                 if kind_of(message) == ROW_KIND:
                     rows.setdefault(window, []).append(message.value() or b"")
                 elif kind_of(message) == MANIFEST_KIND:

@@ -17,12 +17,13 @@ import json
 import random
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import apache_beam as beam
-from apache_beam.metrics import Metrics
-from confluent_kafka import KafkaException, Producer
+import pyarrow as pa
+from confluent_kafka import KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 
 from tidegate.pipelines.kafka.reader import (
@@ -32,12 +33,13 @@ from tidegate.pipelines.kafka.reader import (
     kind_of,
     messages_digest,
     read_manifest_value,
+    read_window,
     window_of,
 )
 from tidegate.pipelines.kafka.settings import SECONDS_TO_ANSWER, check_address, client_options, error_name, reaching
 from tidegate.pipelines.publish import PublishError, plain, refuse_another, release_digest
 from tidegate.pipelines.sinks import PublishInOrder
-from tidegate.transforms.problems import SafeError, SpecError, withheld
+from tidegate.transforms.problems import SpecError
 from tidegate.transforms.release import Release
 
 TRIES = 4
@@ -51,16 +53,17 @@ class WriteKafka(beam.PTransform[Any, Any]):
       servers: Required. Where to connect first.
       topic: Required. A topic that keeps everything: retention.ms=-1, retention.bytes=-1, cleanup.policy=delete.
       security_file: Optional. A file of what is needed to connect, as for a source.
+      keep_first: Optional, default False. As for WriteReleases.
     """
 
-    def __init__(self, servers: str, topic: str, security_file: str | None = None) -> None:
+    def __init__(self, servers: str, topic: str, security_file: str | None = None, *, keep_first: bool = False) -> None:
         super().__init__()
         check_address(servers, topic)
-        self._address = servers, topic, security_file
+        self._address, self._keep_first = (servers, topic, security_file), keep_first
 
     def expand(self, releases: Any) -> Any:
         check_topic(*self._address)
-        return releases | PublishInOrder([PublishFn(*self._address)])
+        return releases | PublishInOrder([partial(TopicOfReleases, *self._address)], keep_first=self._keep_first)
 
 
 def check_topic(servers: str, topic: str, security_file: str | None = None) -> None:
@@ -76,30 +79,6 @@ def check_topic(servers: str, topic: str, security_file: str | None = None) -> N
                 f"topic {topic} must keep every message, and its {name} is {value}: a window whose manifest is gone could be "
                 f"released a second time; set {name}={wanted}"
             )
-
-
-class PublishFn(beam.DoFn):
-    """Publishes a window, and passes it on."""
-
-    def __init__(self, servers: str, topic: str, security_file: str | None) -> None:
-        self._address = servers, topic, security_file
-        self._new = Metrics.counter("tidegate", "windows_published")
-        self._old = Metrics.counter("tidegate", "windows_unchanged")
-
-    @withheld("publishing")
-    def setup(self) -> None:
-        self._topic = TopicOfReleases(*self._address)
-
-    @withheld("publishing")
-    def process(self, release: Release) -> Iterator[Release]:
-        if not isinstance(release, Release):
-            raise SafeError(f"only a sealed release can be published, not {type(release).__name__}")
-        (self._new if self._topic.publish(release) else self._old).inc()
-        yield release
-
-    def teardown(self) -> None:
-        if hasattr(self, "_topic"):
-            self._topic.close()
 
 
 class TopicOfReleases:
@@ -153,11 +132,24 @@ class TopicOfReleases:
             raise
         return True
 
+    def published(self, window: str) -> tuple[Mapping[str, Any], pa.Table]:
+        return read_window(self._servers, self._name, self._security_file, window)
+
+    def newest(self) -> Mapping[str, Any] | None:
+        with reaching(self._servers, self._name):
+            found = [m for m in self._log.read_to_end(open_too=False) if kind_of(m) == MANIFEST_KIND]
+        for message in found:
+            self._remember(message)
+        return read_manifest_value(max(found, key=window_of), self._name) if found else None
+
+    def _remember(self, message: Message) -> None:
+        self._published[window_of(message)] = _short(read_manifest_value(message, self._name))
+
     def _is_published(self, window: str, manifest: Mapping[str, Any], *, open_too: bool) -> bool:
         if window not in self._published:
             for message in self._log.read_to_end(open_too=open_too):
                 if kind_of(message) == MANIFEST_KIND:
-                    self._published[window_of(message)] = _short(read_manifest_value(message, self._name))
+                    self._remember(message)
         if window not in self._published:
             return False
         refuse_another(self._published[window], manifest, f"{window} in topic {self._name}")

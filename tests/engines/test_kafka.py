@@ -35,14 +35,13 @@ from tests.collecting import Collected
 from tests.engines.broker import Broker, running_broker
 from tests.pipelines.test_publish import release
 from tests.transforms.running import T0, terms
+from tidegate.pipelines.formats.messages import AvroValues, JsonValues
 from tidegate.pipelines.kafka.reader import read_topic
 from tidegate.pipelines.kafka.settings import KafkaSource, client_options
 from tidegate.pipelines.kafka.sink import TopicOfReleases, WriteKafka
 from tidegate.pipelines.kafka.source import (
     FOREVER,
-    AvroValues,
     EventTime,
-    JsonValues,
     PartitionTracker,
     ReadForeverFn,
     ReadKafka,
@@ -570,6 +569,19 @@ def test_a_broker_that_is_killed_forgets_nothing(broker: Broker) -> None:
     assert publishing.publish(release({"b": 1}, 1))
     assert not TopicOfReleases(broker.servers, topic).publish(release({"b": 1}, 1))
     assert rows_written(broker, topic) == [["a"], ["b"]]
+
+
+def test_a_published_window_can_be_handed_on_as_it_was_sealed(broker: Broker) -> None:
+    topic = broker.topic()
+    sealed = release({"a": 1, "b": 2.5})
+    place = TopicOfReleases(broker.servers, topic)
+    assert place.newest() is None
+    for each in (sealed, release({"c": 3}, 1)):
+        place.publish(each)
+    manifest, rows = place.published(sealed.folder)
+    assert manifest == sealed.manifest
+    assert rows.equals(sealed.rows)
+    assert (TopicOfReleases(broker.servers, topic).newest() or {})["window"]["start"] == "2026-01-01T01:00:00Z"
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.mechanisms.table import ExactTable, Rows
-from tidegate.pipelines.sinks import PublishFn, WriteReleases
+from tidegate.pipelines.sinks import FolderOfReleases, PublishFn, WriteReleases
 from tidegate.transforms.coders import ExactTableCoder, register
 from tidegate.transforms.contributions import Contributions
 from tidegate.transforms.decode import DeadLetter, Decoded
@@ -203,7 +203,7 @@ def test_publishing_takes_nothing_but_a_sealed_release(smuggled: Any, tmp_path: 
     with pytest.raises(
         SafeError, match=f"only a sealed release can be published, not {type(smuggled).__name__}"
     ) as refused:
-        list(PublishFn(str(tmp_path), "avro").process(smuggled))
+        list(PublishFn(lambda: FolderOfReleases(str(tmp_path))).process(smuggled))
     assert_tells_nothing(str(refused.value))
     assert not list(tmp_path.iterdir())
 

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -579,19 +580,27 @@ def test_what_the_first_sink_refuses_never_reaches_the_second(tmp_path: Path) ->
     # A run dies between two sinks, and the events change: were the sinks side by side, the second would take another draw.
     from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-    from tidegate.pipelines.sinks import PublishFn, PublishInOrder
+    from tidegate.pipelines.sinks import FolderOfReleases, PublishInOrder
 
     first, second = tmp_path / "first", tmp_path / "second"
     publish(release({"tide": 7.0}), str(first), "avro")
+    places = [partial(FolderOfReleases, str(first), "avro"), partial(FolderOfReleases, str(second), "jsonl")]
 
-    def run(sealed: Release) -> None:
+    def run(sealed: Release, keep_first: bool = False) -> None:
         with beam.Pipeline(runner=FnApiRunner()) as pipeline:
             made = pipeline | beam.Create([sealed]).with_output_types(Release)
-            _ = made | PublishInOrder([PublishFn(str(first), "avro"), PublishFn(str(second), "jsonl")])
+            _ = made | PublishInOrder(places, keep_first=keep_first)
 
     register()
     with pytest.raises(Exception, match="is published already"):
         run(release({"tide": 8.0}))
     assert not second.exists()
+    # A live stream goes on with what is out: the second place gets the release that the first one has.
+    run(release({"tide": 8.0}), keep_first=True)
+    assert counts(read_releases(str(first), allow_gaps=True)) == [("tide", 7.0)]
+    assert counts(read_releases(str(second), allow_gaps=True)) == [("tide", 7.0)]
+    digests = [(read_manifest(str(place)) or {})["release_digest"] for place in (*first.iterdir(), *second.iterdir())]
+    assert digests[0] == digests[1]
     run(release({"tide": 7.0}))
-    assert len(list(second.glob("*/manifest.json"))) == 1
+    with pytest.raises(Exception, match="under other terms"):
+        run(release({"tide": 7.0}, gate={"epsilon": 2.0}), keep_first=True)
