@@ -201,13 +201,15 @@ def _summarise(counters: dict[str, int], place: str, console: Console) -> None:
         notes.append(f"{counters['rows_left_out']:,} left out by the spec")
     if counters.get("rows_outside_range"):
         notes.append(f"{counters['rows_outside_range']:,} outside the range")
-    if counters.get("late_batches"):
-        notes.append(f"{counters['late_batches']:,} late batches dropped")
+    late = counters.get("rows_in_windows", 0) - counters.get("rows_counted", 0)
+    if late > 0:
+        notes.append(f"{late:,} too late for their window")
     console.print(f"for the operator: {'; '.join(notes)}", highlight=False, soft_wrap=True)
 
 
 @command.command()
 @click.argument("releases", type=str)
+@click.argument("beam_options", nargs=-1, type=click.UNPROCESSED)
 @click.option(
     "--format",
     "kind",
@@ -224,6 +226,7 @@ def _summarise(counters: dict[str, int], place: str, console: Console) -> None:
 @click.option("--security", type=str, help="For a topic: the file with what is needed to connect.")
 def read(
     releases: str,
+    beam_options: tuple[str, ...],
     kind: str,
     windows: tuple[str, ...],
     keys: tuple[str, ...],
@@ -234,17 +237,22 @@ def read(
 ) -> None:
     """Show what is published in RELEASES, a folder or a topic. Fails if a window is missing.
 
+    Options for Beam follow after --, such as those that a remote folder is reached with.
+
     \b
     Examples:
       tidegate read releases/
       tidegate read releases/ --window 2026-01-01T08:00:00Z --key "tide tables"
       tidegate read releases/ --format csv > releases.csv
       tidegate read kafka://localhost:9092/releases
+      tidegate read s3://bucket/releases -- --s3_endpoint_url=http://localhost:9000
     """
     from tidegate.pipelines.job import quiet_logging
     from tidegate.pipelines.reader import read_releases
+    from tidegate.pipelines.remote import reach
 
     quiet_logging(verbose=False)
+    reach(beam_options)
     table = read_releases(
         releases, windows=windows or None, keys=keys or None, allow_gaps=allow_gaps, security=security
     )
@@ -261,14 +269,19 @@ def read(
 
 @command.command()
 @click.argument("releases", type=str)
+@click.argument("beam_options", nargs=-1, type=click.UNPROCESSED)
 @click.option(
     "--overdue-after", default="60s", show_default=True, help="How long after it was due a window is overdue."
 )
 @click.option("--once", is_flag=True, help="Look once, and fail if a window is overdue: for monitoring.")
 @click.option("--top", type=click.IntRange(0), default=0, help="Show so many of a window's largest counts.")
 @click.option("--security", type=str, help="For a topic: the file with what is needed to connect.")
-def watch(releases: str, overdue_after: str, once: bool, top: int, security: str | None) -> None:
+def watch(
+    releases: str, beam_options: tuple[str, ...], overdue_after: str, once: bool, top: int, security: str | None
+) -> None:
     """Follow what is published in RELEASES, a folder or a topic, and say when a window is overdue.
+
+    Options for Beam follow after --.
 
     \b
     Examples:
@@ -279,9 +292,11 @@ def watch(releases: str, overdue_after: str, once: bool, top: int, security: str
     from tidegate.pipelines import watch as watching
     from tidegate.pipelines.job import quiet_logging
     from tidegate.pipelines.reader import ReadError, list_published
+    from tidegate.pipelines.remote import reach
     from tidegate.transforms.terms import parse_duration
 
     quiet_logging(verbose=False)
+    reach(beam_options)
     patience, console = timedelta(seconds=_parsed("--overdue-after", parse_duration, overdue_after)), Console()
     if once:
         coming = watching.due(list_published(releases, security))

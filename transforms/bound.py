@@ -1,7 +1,7 @@
 """bound: all of a unit's contributions to a window meet in one place, and what exceeds its bounds is left out.
 
-Here a window closes. Whatever arrives for it afterwards is dropped and counted for the operator: a second firing would be
-a second release.
+Here a window closes. Whatever arrives for it afterwards is dropped: a second firing would be a second release. The operator
+sees it in the counters: rows_in_windows is what was sent here, rows_counted what was in time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tidegate.mechanisms.keyed import KeyedHash, derive_key
 from tidegate.mechanisms.table import ExactTable
 from tidegate.transforms.contributions import Contributions
 from tidegate.transforms.decode import make_bounder, make_tally, stage_key
-from tidegate.transforms.problems import withheld
+from tidegate.transforms.problems import SafeError, withheld
 from tidegate.transforms.secret import Secret
 from tidegate.transforms.terms import Terms
 
@@ -44,7 +44,7 @@ class BoundFn(beam.DoFn):
 
     def __init__(self, terms: Terms, secret: Secret, shards: int) -> None:
         self._terms, self._secret, self._shards = terms, secret, shards
-        self._late = Metrics.counter("tidegate", "late_batches")
+        self._counted = Metrics.counter("tidegate", "rows_counted")
 
     @withheld("bound")
     def setup(self) -> None:
@@ -55,12 +55,23 @@ class BoundFn(beam.DoFn):
 
     @withheld("bound")
     def process(
-        self, element: tuple[int, Iterable[Contributions]], pane: Any = beam.DoFn.PaneInfoParam
+        self,
+        element: tuple[int, Iterable[Contributions]],
+        pane: Any = beam.DoFn.PaneInfoParam,
+        carrier: Any = beam.DoFn.WindowParam,
     ) -> Iterator[tuple[int, ExactTable]]:
         if not is_first_firing(pane):
-            self._late.inc()
             return
-        bounded = self._bounder(Contributions.merge(list(element[1])))
+        parts = list(element[1])
+        window = self._terms.window.windows.carried(carrier)
+        if any(part.terms != self._terms.digest or part.window[0] != window for part in parts):
+            # A unit has another identifier under other terms, and would count twice in a window that saw both.
+            raise SafeError(
+                "windows that are still open were begun under other terms, and cannot be released under these: resume with "
+                "the spec as it was, or begin a new stream with a sink of its own"
+            )
+        self._counted.inc(sum(part.events for part in parts))
+        bounded = self._bounder(Contributions.merge(parts))
         table = bounded.count_keys(self._tally)
         yield from split_by_key(table, self._place, self._shards)
 

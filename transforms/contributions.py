@@ -32,6 +32,7 @@ class Contributions:
     """Distinct (window, unit, key) rows, sorted by the three codes. Without counts, every row counts 1.
 
     `values` holds, for each slot that the terms gather, one number a row; `operations` says how two of them become one.
+    What travels also says how many events stand behind it, for the operator's counters, and under which terms it was made.
     """
 
     window: Codes
@@ -42,6 +43,8 @@ class Contributions:
     keys: pa.Array
     values: tuple[Codes, ...] = ()
     operations: tuple[Operation, ...] = ()
+    events: int = 0
+    terms: str = ""
 
     def __len__(self) -> int:
         return len(self.window)
@@ -375,6 +378,9 @@ def _as_ids(binary: pa.Array) -> Ids:
     )
 
 
+_EVENTS, _TERMS = "events", "terms"
+
+
 def to_batch(rows: Contributions) -> pa.RecordBatch:
     columns = {
         "window": pa.array(rows.window.astype(np.int32)),
@@ -385,7 +391,7 @@ def to_batch(rows: Contributions) -> pa.RecordBatch:
         columns["count"] = pa.array(rows.count)
     for place, (value, operation) in enumerate(zip(rows.values, rows.operations, strict=True)):
         columns[f"{operation} {place}"] = pa.array(value)
-    return pa.RecordBatch.from_pydict(columns)
+    return pa.RecordBatch.from_pydict(columns, metadata={_EVENTS: str(rows.events), _TERMS: rows.terms})
 
 
 def from_batch(batch: pa.RecordBatch) -> Contributions:
@@ -400,4 +406,6 @@ def from_batch(batch: pa.RecordBatch) -> Contributions:
         key.dictionary,
         tuple(batch.column(name).to_numpy() for name in slots),
         tuple(cast(Operation, name.split()[0]) for name in slots),
+        int(batch.schema.metadata[_EVENTS.encode()]),
+        batch.schema.metadata[_TERMS.encode()].decode(),
     )

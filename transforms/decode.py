@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import apache_beam as beam
 import numpy as np
@@ -53,12 +53,22 @@ class DeadLetter:
         return f"DeadLetter({self.reason}, withheld)"
 
 
+class Arrivals(NamedTuple):
+    """How many events came for a window, and the time of the earliest."""
+
+    events: int
+    earliest: int
+
+    def and_also(self, other: Arrivals) -> Arrivals:
+        return Arrivals(self.events + other.events, min(self.earliest, other.earliest))
+
+
 @dataclass(frozen=True)
 class Decoded:
     """What became of a batch."""
 
     contributions: Contributions
-    earliest: dict[int, int] = field(repr=False)
+    windows: dict[int, Arrivals] = field(repr=False)
     dead: list[DeadLetter]
     outside: int
     left_out: int
@@ -109,7 +119,7 @@ class Decoder:
             values = [value[rows] for value in values]
         rows, window = self._windows.assign(times)
         outside = len(times) - len(np.unique(rows) if self._windows.size > self._windows.every else rows)
-        earliest = _earliest(window, times[rows])
+        windows = _arrivals(window, times[rows])
         contributions = Contributions.gather(
             window,
             unit_codes[rows],
@@ -120,7 +130,7 @@ class Decoder:
             [value[rows] for value in values],
             [slot.operation for slot in self._slots],
         ).capped(self._per_key)
-        return Decoded(contributions, earliest, dead, outside, left_out)
+        return Decoded(contributions, windows, dead, outside, left_out)
 
     def _times(self, batch: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
         if self._columns.time not in batch.schema.names:
@@ -169,6 +179,7 @@ class DecodeFn(beam.DoFn):
         self._read = Metrics.counter("tidegate", "rows_read")
         self._outside = Metrics.counter("tidegate", "rows_outside_range")
         self._left_out = Metrics.counter("tidegate", "rows_left_out")
+        self._sent = Metrics.counter("tidegate", "rows_in_windows")
 
     @withheld("decode")
     def setup(self) -> None:
@@ -179,7 +190,7 @@ class DecodeFn(beam.DoFn):
 
     def start_bundle(self) -> None:
         self._gathering = Gathering(self._bounder)
-        self._earliest: dict[int, int] = {}
+        self._arrivals: dict[int, Arrivals] = {}
 
     @withheld("decode")
     def process(self, batch: pa.RecordBatch) -> Iterator[Any]:
@@ -193,8 +204,10 @@ class DecodeFn(beam.DoFn):
                 Metrics.counter("tidegate", f"dead_{letter.reason}").inc()
                 yield beam.pvalue.TaggedOutput(DEAD, letter)
             if len(decoded.contributions):
-                for window, time in decoded.earliest.items():
-                    self._earliest[window] = min(time, self._earliest.get(window, time))
+                for window, arrivals in decoded.windows.items():
+                    self._sent.inc(arrivals.events)
+                    before = self._arrivals.get(window)
+                    self._arrivals[window] = arrivals if before is None else before.and_also(arrivals)
                 self._gathering.add(decoded.contributions)
             if len(self._gathering) > _ROWS_HELD:
                 yield from self._flush()
@@ -204,13 +217,18 @@ class DecodeFn(beam.DoFn):
         yield from self._flush()
 
     def _flush(self) -> Iterator[Any]:
-        whole = self._gathering.drain()
+        whole, untold = self._gathering.drain(), self._arrivals
+        self._arrivals = {}
         if whole is None:
             return
+        earliest = {window: arrivals.earliest for window, arrivals in untold.items()}
         for window, shard, rows in whole.split(self._shards):
-            timestamp = self._windows.carrier_timestamp(window, self._earliest[window])
+            timestamp = self._windows.carrier_timestamp(window, earliest[window])
             for begin in range(0, len(rows), _ROWS_AN_ELEMENT):
                 part = rows if len(rows) <= _ROWS_AN_ELEMENT else rows.take(slice(begin, begin + _ROWS_AN_ELEMENT))
+                # All elements of a window are late or none is, so that one of them can speak for all.
+                told = untold.pop(window, None)
+                part = replace(part, events=told.events if told else 0, terms=self._terms.digest)
                 yield WindowedValue((shard, part), timestamp, (GlobalWindow(),))
 
 
@@ -230,8 +248,8 @@ def make_tally(terms: Terms) -> Tally:
     return Tally(terms.slots, terms.gate.measure.value, terms.needs)
 
 
-def _earliest(window: npt.NDArray[np.int64], times: npt.NDArray[np.int64]) -> dict[int, int]:
-    """The earliest event of each window that has any."""
+def _arrivals(window: npt.NDArray[np.int64], times: npt.NDArray[np.int64]) -> dict[int, Arrivals]:
+    """What came for each window that has any event."""
     if not len(window):
         return {}
     first = int(window.min())
@@ -242,7 +260,12 @@ def _earliest(window: npt.NDArray[np.int64], times: npt.NDArray[np.int64]) -> di
         there, place = np.arange(first, first + span), window - first
     earliest = np.full(len(there), np.iinfo(np.int64).max)
     np.minimum.at(earliest, place, times)
-    return {int(w): int(t) for w, t in zip(there, earliest, strict=True) if t != np.iinfo(np.int64).max}
+    events = np.bincount(place, minlength=len(there))
+    return {
+        int(number): Arrivals(int(count), int(time))
+        for number, count, time in zip(there, events, earliest, strict=True)
+        if count
+    }
 
 
 def _slice(batch: pa.RecordBatch, begin: int) -> pa.RecordBatch:

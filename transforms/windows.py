@@ -17,6 +17,8 @@ import numpy.typing as npt
 from apache_beam.transforms.window import BoundedWindow, FixedWindows
 from apache_beam.utils.timestamp import Duration, Timestamp
 
+from tidegate.transforms.problems import SafeError
+
 MICROS = 1_000_000
 MOST_WINDOWS = 2**31 - 1
 """Windows are numbered in 32 bits where they travel: 68 years of seconds."""
@@ -78,7 +80,14 @@ class Windows:
 
     def carried(self, carrier: BoundedWindow) -> int:
         """The number of the window that a carrier stands for."""
-        return int(carrier.end.micros - self.grace - self.size - self.start) // self.every
+        number, beside = divmod(int(carrier.end.micros - self.grace - self.size - self.start), self.every)
+        if beside:
+            # What a stream kept from before it was stopped is taken up again under a spec that cuts time otherwise.
+            raise SafeError(
+                "windows that are still open were begun under another window.size, every, start or grace; resume with the "
+                "spec as it was, or begin a new stream with a sink of its own"
+            )
+        return number
 
     def into_carriers(self) -> beam.WindowInto:
         """Fixed windows, one firing, nothing late: whatever the caller's pipeline had is replaced."""

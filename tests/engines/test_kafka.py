@@ -36,7 +36,7 @@ from tests.engines.broker import Broker, running_broker
 from tests.pipelines.test_publish import release
 from tests.transforms.running import T0, terms
 from tidegate.pipelines.formats.messages import AvroValues, JsonValues
-from tidegate.pipelines.kafka.reader import read_topic
+from tidegate.pipelines.kafka.reader import CommittedLog, read_topic
 from tidegate.pipelines.kafka.settings import KafkaSource, client_options
 from tidegate.pipelines.kafka.sink import TopicOfReleases, WriteKafka
 from tidegate.pipelines.kafka.source import (
@@ -433,6 +433,9 @@ def rows_written(broker: Broker, topic: str) -> list[list[str]]:
 
 
 def end_of(broker: Broker, topic: str) -> list[int]:
+    log = CommittedLog(broker.servers, topic, None)
+    list(log.read_to_end(open_too=True))  # Kafka answers a commit before it has put its mark behind it
+    log.close()
     return [part.stop for part in list_parts(KafkaSource(broker.servers, topic, until_latest=True))]
 
 

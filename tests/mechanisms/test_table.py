@@ -24,7 +24,7 @@ from tidegate.mechanisms.table import ExactTable, Rows
 from tidegate.pipelines.sinks import FolderOfReleases, PublishFn, WriteReleases
 from tidegate.transforms.coders import ExactTableCoder, register
 from tidegate.transforms.contributions import Contributions
-from tidegate.transforms.decode import DeadLetter, Decoded
+from tidegate.transforms.decode import Arrivals, DeadLetter, Decoded
 from tidegate.transforms.problems import SafeError
 
 KEY, COUNT = "canary-key-41f7", 47_110_815
@@ -105,7 +105,7 @@ SHOWN = {
 @pytest.mark.parametrize("show", SHOWN.values(), ids=SHOWN.keys())
 def test_printing_withholds(show: Any) -> None:
     letter = DeadLetter("bad_time", f"{KEY}.csv", COUNT, KEY)
-    decoded = Decoded(contributions(), {0: COUNT}, [letter], 0, 0)
+    decoded = Decoded(contributions(), {0: Arrivals(COUNT, 0)}, [letter], 0, 0)
     for thing in (secret(), contributions(), letter):
         assert_tells_nothing(show(thing))
         assert "withheld" in show(thing)

@@ -11,15 +11,21 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from apache_beam.transforms.window import IntervalWindow
+from apache_beam.utils.windowed_value import PaneInfo, PaneInfoTiming
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.transforms.running import T0, release, terms
 from tidegate.mechanisms.keyed import KeyedHash, derive_key
 from tidegate.transforms import decode
+from tidegate.transforms.bound import BoundFn
+from tidegate.transforms.coders import ContributionsCoder
 from tidegate.transforms.columns import ROW, rows_to_batches
 from tidegate.transforms.contributions import Contributions
-from tidegate.transforms.decode import FIRST_ROW, SOURCE, DeadLetter, Decoded, Decoder
+from tidegate.transforms.decode import FIRST_ROW, SOURCE, DeadLetter, Decoded, DecodeFn, Decoder
+from tidegate.transforms.problems import SafeError
+from tidegate.transforms.secret import Secret
 from tidegate.transforms.terms import Terms, make_terms
 
 KEY = bytes(range(32))
@@ -285,17 +291,18 @@ def test_the_earliest_event_of_every_window_is_known() -> None:
         for at in ("2026-01-01T00:30:00Z", "2026-01-01T00:20:00Z", "2026-01-01T01:01:00Z")
     ]
     (found,) = decoded(rows)
-    assert {window: time // 1_000_000 - T0 for window, time in found.earliest.items()} == {0: 20 * 60, 1: 61 * 60}
+    seen = {window: (came.events, came.earliest // 1_000_000 - T0) for window, came in found.windows.items()}
+    assert seen == {0: (2, 20 * 60), 1: (1, 61 * 60)}
 
 
 def test_events_far_apart_need_no_room_for_the_windows_between_them() -> None:
     # Endless windows of a second, and two events a century and a half apart.
-    from tidegate.transforms.decode import _earliest
+    from tidegate.transforms.decode import _arrivals
 
     window, times = np.array([0, 5_000_000_000, 5_000_000_000]), np.array([7, 9, 8])
-    assert _earliest(window, times) == {0: 7, 5_000_000_000: 8}
-    assert _earliest(np.array([3, 4, 3]), np.array([5, 6, 4])) == {3: 4, 4: 6}
-    assert _earliest(np.array([], np.int64), np.array([], np.int64)) == {}
+    assert _arrivals(window, times) == {0: (1, 7), 5_000_000_000: (2, 8)}
+    assert _arrivals(np.array([3, 4, 3]), np.array([5, 6, 4])) == {3: (2, 4), 4: (1, 6)}
+    assert _arrivals(np.array([], np.int64), np.array([], np.int64)) == {}
 
 
 def test_rows_of_a_large_batch_keep_their_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,3 +385,52 @@ def test_a_stream_with_strange_rows_is_released_like_the_stream_without() -> Non
 def test_a_dead_letter_holds_what_the_operator_needs() -> None:
     letter = DeadLetter("bad_time", "a.csv", 3, '{"user": "ann"}')
     assert (letter.reason, letter.source, letter.row, letter.raw) == ("bad_time", "a.csv", 3, '{"user": "ann"}')
+
+
+# What travels.
+
+
+def sent(rows: Rows, made: Terms) -> list[tuple[int, Contributions]]:
+    """What a bundle of these rows sends to bounding, as it arrives there."""
+    stage = DecodeFn(made, Secret.for_tests(1), shards=3)
+    stage.setup()
+    stage.start_bundle()
+    for batch in rows_to_batches(rows, COLUMNS):
+        assert not list(stage.process(batch))
+    wire = ContributionsCoder()
+    return [(value.value[0], wire.decode(wire.encode(value.value[1]))) for value in stage.finish_bundle()]
+
+
+def test_every_event_is_told_of_once_and_under_its_terms() -> None:
+    # Two windows, many shards, and units whose events are more than what they may contribute.
+    rows = [
+        {"user": f"u{i % 7}", "term": f"t{i % 5}", "at": f"2026-01-01T0{i % 2}:30:00Z", "more": i} for i in range(100)
+    ]
+    parts = [part for _, part in sent(rows, agreed())]
+    assert len(parts) > 2
+    assert sum(part.events for part in parts) == 100
+    for window in (0, 1):
+        assert sum(part.events for part in parts if part.window[0] == window) == 50
+    assert {part.terms for part in parts} == {agreed().digest}
+
+
+def test_what_was_made_under_other_terms_is_not_counted_under_these() -> None:
+    rows = [{"user": "ann", "term": "tide", "at": NOON}]
+    stage = BoundFn(agreed(), Secret.for_tests(1), shards=3)
+    stage.setup()
+    pane = PaneInfo(True, True, PaneInfoTiming.ON_TIME, 0, 0)
+    carrier = IntervalWindow(T0, T0 + 3600)
+    for shard, part in sent(rows, agreed()):
+        assert list(stage.process((shard, [part]), pane, carrier))
+    others: list[dict[str, Any]] = [
+        {"gate": {"epsilon": 2.0, "measure": "events"}},
+        {"window": {"start": "2025-12-31T22:00:00Z"}},  # the same terms, but windows have other numbers
+    ]
+    for change in others:
+        made = make_terms(**terms(**{**COUNTING, "columns": {**COUNTING["columns"]}, **change}))
+        for shard, part in sent(rows, made):
+            with pytest.raises(SafeError, match="begun under other terms"):
+                list(stage.process((shard, [part]), pane, carrier))
+    aside = IntervalWindow(T0, T0 + 1800)
+    with pytest.raises(SafeError, match=r"begun under another window\.size"):
+        list(stage.process((0, []), pane, aside))
