@@ -131,13 +131,12 @@ job_server_classpath() {
   echo "$all"
 }
 
-# submit and resume: SPEC [--batch | --endless] [--parallelism N] [-- BEAM OPTIONS]
+# submit and resume: SPEC [--batch] [--parallelism N] [-- BEAM OPTIONS]
 run_on_cluster() {
-  local spec='' batch='' endless='' degree='' options=()
+  local spec='' batch='' degree='' options=()
   while (($#)); do
     case $1 in
       --batch) batch=yes ;;
-      --endless) endless=yes ;;
       --parallelism) degree=${2:?} && shift ;;
       --parallelism=*) degree=${1#*=} ;;
       --)
@@ -157,10 +156,11 @@ run_on_cluster() {
   if ! listens "$job_port" || ! listens "$pool_port"; then fail "the cluster in $folder is not whole; run deploy/flink/start"; fi
   [[ $PWD == "$working_folder" ]] || say "note: relative paths in a spec are relative to $working_folder on the workers, where start was run"
   python_first "$folder/bin" "$python"
+  degree=${degree:-$parallelism}
   # Without the second, a checkpoint holds back rows whose window then closes without them.
   [[ -n $batch ]] || options=(--streaming --finish_bundle_before_checkpointing "${options[@]}")
-  # With Beam's own setting the sources stay up, which checkpoints of an endless stream need and which keeps others from ending.
-  [[ -z $endless ]] || options=(--checkpointing_interval="${interval}000" "${options[@]}")
-  exec "$python" -m tidegate run "$spec" --runner PortableRunner -- --job_endpoint="localhost:$job_port" \
-    --environment_type=EXTERNAL --environment_config="localhost:$pool_port" --parallelism="${degree:-$parallelism}" "${options[@]}"
+  # One Python process a slot, since one of them keeps no more than one core busy.
+  exec "$python" -m tidegate run "$spec" --runner flink -- --job_endpoint="localhost:$job_port" \
+    --environment_type=EXTERNAL --environment_config="localhost:$pool_port" --parallelism="$degree" \
+    --sdk_worker_parallelism=$(((degree + task_managers - 1) / task_managers)) "${options[@]}"
 }

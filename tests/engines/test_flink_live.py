@@ -1,0 +1,318 @@
+"""Live on a real Flink cluster with a real Kafka: windows come out exact, in time and once, whatever is killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.engines.broker import Broker, running_broker
+from tests.engines.flink import DEPLOY, Cluster, running_cluster
+from tests.engines.traffic import FolderWatch, Seen, TopicWatch, Traffic
+from tidegate.pipelines.reader import read_releases
+
+WINDOW = 10
+PARTITIONS = 2
+FOREVER = {"retention.ms": "-1", "retention.bytes": "-1"}
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    with running_broker() as started:
+        yield started
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    options = ("--parallelism", "2", "--memory", "2g")
+    with running_cluster(tmp_path / "cluster", *options, environment=environment(tmp_path)) as running:
+        yield running
+
+
+def environment(folder: Path) -> dict[str, str]:
+    secret = folder / "secret"
+    if not secret.exists():
+        secret.write_text("5e" * 32 + "\n")
+        secret.chmod(0o600)
+    return {"TIDEGATE_SECRET_FILE": str(secret)}
+
+
+def name_of(window: int) -> str:
+    begin, end = (datetime.fromtimestamp(number * WINDOW, UTC) for number in (window, window + 1))
+    return f"{begin:%Y%m%dT%H%M%SZ}-{end:%Y%m%dT%H%M%SZ}"
+
+
+def end_of(name: str) -> float:
+    return datetime.strptime(name.split("-")[1], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()
+
+
+@dataclass
+class Live:
+    """A stream that runs, with its traffic and two readers who never look away."""
+
+    folder: Path
+    broker: Broker
+    cluster: Cluster
+    spec: Path
+    traffic: Traffic
+    files: FolderWatch
+    topic: TopicWatch
+
+    @contextmanager
+    def submitted(
+        self, script: str = "submit", *arguments: str, spec: Path | None = None
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """The job, from submission until the block ends; what is cancelled is the job, not just the client."""
+        line = [
+            str(DEPLOY / "flink" / script),
+            "--folder",
+            str(self.cluster.folder),
+            str(spec or self.spec),
+            *arguments,
+        ]
+        environ = {**os.environ, "TIDEGATE_PYTHON": sys.executable, **environment(self.folder)}
+        with (self.folder / "client.log").open("ab") as log:
+            options = ["--", "--checkpointing_interval=3000"]
+            client = subprocess.Popen([*line, *options], env=environ, stdout=log, stderr=log, start_new_session=True)
+            try:
+                yield client
+            finally:
+                with suppress_gone():
+                    os.killpg(client.pid, signal.SIGKILL)
+                client.wait()
+                self.cluster.cancel()
+                self.wait_until(lambda: not self.cluster.jobs("RUNNING"), 60, "the job to end")
+
+    def wait_until(self, ready: Any, seconds: float, what: str) -> None:
+        deadline = time.time() + seconds
+        while not ready():
+            if time.time() > deadline:
+                told = self.cluster.script("status", check=False)
+                pytest.fail(f"waited {seconds:.0f} s for {what}:\n{told.stdout}\n{told.stderr}")
+            time.sleep(0.1)
+
+    def is_published(self, window: int) -> bool:
+        name = name_of(window)
+        return name in self.files.windows and name in self.topic.windows
+
+    def check(self, first: int, last: int, *, exact: bool = True) -> None:
+        """Both readers saw every window once, whole and as it should be; folder and topic agree."""
+        assert not self.files.troubles
+        assert not self.topic.troubles
+        for windows in (self.files.windows, self.topic.windows):
+            twice = {name for name, seen in windows.items() if len(seen.contents) != 1}
+            assert not twice, f"seen with two contents: {twice}"
+            missing = {name_of(window) for window in range(first, last + 1)} - windows.keys()
+            assert not missing, f"never published: {missing}"
+        for name, seen in self.files.windows.items():
+            assert name not in self.topic.windows or self.topic.windows[name].contents == seen.contents
+        wrong = Counter[str]()
+        for (window, term), users in self.traffic.truth.items():
+            if first <= window <= last and len(users) > 1:  # a key of one user may stay out
+                wrong[name_of(window)] += self.files.windows[name_of(window)].rows.get(term) != len(users)
+        wrong = +wrong
+        assert not exact or not wrong, f"not what was sent: {dict(wrong)}"
+
+
+@contextmanager
+def suppress_gone() -> Iterator[None]:
+    try:
+        yield
+    except ProcessLookupError:
+        pass
+
+
+@pytest.fixture
+def live(broker: Broker, cluster: Cluster, tmp_path: Path) -> Iterator[Live]:
+    events, releases = broker.topic(PARTITIONS), broker.topic(1, FOREVER)
+    start = datetime.fromtimestamp(time.time() // WINDOW * WINDOW - 120, UTC)
+    spec = {
+        "stream": "searches",
+        "source": {"kafka": {"servers": broker.servers, "topic": events, "out_of_order": "1s", "idle_after": "120s"}},
+        "columns": {"unit": "user", "key": "term", "time": "at"},
+        "window": {"size": f"{WINDOW}s", "grace": "0s", "start": f"{start:%Y-%m-%dT%H:%M:%SZ}"},
+        "bound": {"keys": 50},
+        # The noise is nil, so that what comes out can be held against what went in.
+        "gate": {"epsilon": 5000.0, "delta": 1e-9},
+        "sink": [
+            {"files": str(tmp_path / "releases"), "format": "jsonl"},
+            {"kafka": {"servers": broker.servers, "topic": releases}},
+        ],
+        "state": str(tmp_path / "state"),
+        "dead_letters": str(tmp_path / "dead"),
+    }
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
+    rate = int(os.environ.get("TIDEGATE_RATE", "5000"))
+    traffic = Traffic(broker, events, PARTITIONS, rate, WINDOW)
+    files, topic = FolderWatch(tmp_path / "releases"), TopicWatch(broker, releases)
+    for each in (traffic, files, topic):
+        each.start()
+    made = Live(tmp_path, broker, cluster, tmp_path / "spec.yaml", traffic, files, topic)
+    try:
+        yield made
+    finally:
+        for each in (traffic, files, topic):
+            each.stop()
+
+
+def now_window() -> int:
+    return int(time.time()) // WINDOW
+
+
+def lags(windows: dict[str, Seen], first: int, last: int) -> list[float]:
+    """Seconds from a window's end to when it was seen."""
+    names = [name_of(window) for window in range(first, last + 1)]
+    return [windows[name].at - end_of(name) for name in names if name in windows]
+
+
+@pytest.mark.slow
+def test_windows_come_out_in_time_and_every_row_is_accounted_for(live: Live) -> None:
+    seconds = int(os.environ.get("TIDEGATE_LIVE_SECONDS", "180"))
+    began = time.time()
+    with live.submitted():
+        live.wait_until(lambda: live.is_published(live.traffic.first_window), 240, "the first window with events")
+        print(f"first window {time.time() - began:.0f} s after submission")
+        # What piled up while the job started is worked off first.
+        live.wait_until(lambda: live.is_published(now_window() - 1), 120, "the stream to be up to date")
+        first = now_window()
+        live.traffic.stragglers.set()
+        time.sleep(seconds)
+        last = now_window() - 1
+        live.traffic.stop()
+        live.wait_until(lambda: live.is_published(last), 60, "the last window")
+        live.files.stop()
+        live.topic.stop()
+        live.check(live.traffic.first_window + 1, last)
+        took = lags(live.files.windows, first, last)
+        share = sum(lag <= 1 + 5 for lag in took) / len(took)  # a second is out_of_order: the watermark's
+        print(
+            f"{len(took)} windows, {live.traffic.sent.total() / (time.time() - began):.0f} messages/s, lag median "
+            f"{statistics.median(took):.1f} s, most {max(took):.1f} s, in time {share:.0%}"
+        )
+        assert share >= 0.9, took
+        # Everything that was sent is in one of the operator's counters.
+        sent = live.traffic.sent
+        records = sent["good"] + sent["again"] + sent["late"]
+        assert records == live.traffic.rows.total() + sent["late"]
+        closed = sum(rows for window, rows in live.traffic.rows.items() if live.is_published(window))
+        expected = {
+            "dead_malformed": sent["malformed"],
+            "rows_read": records,
+            "rows_outside_range": 0,
+            "rows_in_windows": records,
+            "rows_counted": closed,
+        }
+        live.wait_until(lambda: counters(live).items() >= expected.items(), 60, f"the counters to be {expected}")
+        print(live.cluster.script("status").stdout)
+    dead = sum(len(path.read_bytes().splitlines()) for path in (live.folder / "dead").glob("*.jsonl"))
+    assert dead == live.traffic.sent["malformed"]
+
+
+def counters(live: Live) -> Counter[str]:
+    line = next(line for line in live.cluster.script("status").stdout.splitlines() if "since the last restart" in line)
+    pairs = (each.rsplit(" ", 1) for each in line.split(": ")[1].split(", "))
+    return Counter({name: int(amount.replace(",", "")) for name, amount in pairs})
+
+
+def job_of(live: Live) -> str:
+    (job,) = live.cluster.jobs("RUNNING")
+    return job
+
+
+@pytest.mark.slow
+def test_a_stream_that_is_stopped_goes_on_under_the_same_terms_only(live: Live) -> None:
+    with live.submitted():
+        live.wait_until(lambda: live.is_published(live.traffic.first_window + 1), 240, "a window with events")
+        path = live.cluster.script("savepoint", job_of(live)).stdout.strip()
+    fields = yaml.safe_load(live.spec.read_text())
+    changes: list[tuple[str, dict[str, Any], str]] = [
+        ("epsilon", {"gate": {**fields["gate"], "epsilon": 4000.0}}, "epsilon is 5000.0 there and 4000.0 here"),
+        ("size", {"window": {**fields["window"], "size": "20s"}}, "window.size is 10 there and 20 here"),
+    ]
+    for name, change, told in changes:
+        other = live.folder / f"{name}.yaml"
+        other.write_text(yaml.safe_dump({**fields, **change}))
+        done = live.cluster.script("resume", str(other), path, environment=environment(live.folder), check=False)
+        assert done.returncode != 0
+        assert told in done.stderr
+    # With a sink of its own the spec looks fine, and only the state of the open windows gives it away.
+    other = live.folder / "elsewhere.yaml"
+    sink = {"files": str(live.folder / "elsewhere"), "format": "jsonl"}
+    other.write_text(yaml.safe_dump({**fields, **changes[0][1], "sink": sink}))
+    with live.submitted("resume", path, spec=other):
+        live.wait_until(lambda: "begun under other terms" in live.cluster.script("status").stdout, 180, "a refusal")
+    assert not list((live.folder / "elsewhere").glob("*/manifest.json"))
+    with live.submitted("resume", path):
+        last = now_window()
+        live.wait_until(lambda: live.is_published(last), 240, "windows after resuming")
+        live.traffic.stop()
+    live.files.stop()
+    live.topic.stop()
+    live.check(live.traffic.first_window + 1, last)
+
+
+KILLS = ("worker", "task-manager-1", "job-server", "broker")
+
+
+@pytest.mark.slow
+def test_whatever_is_killed_every_window_is_published_once(live: Live) -> None:
+    kills = int(os.environ.get("TIDEGATE_KILLS", "24"))
+    seed = int(os.environ.get("TIDEGATE_SEED", str(int(time.time()))))
+    print(f"TIDEGATE_SEED={seed}")
+    rng = random.Random(seed)
+    victims = [KILLS[number % len(KILLS)] for number in range(kills)]
+    rng.shuffle(victims)
+    recovered: dict[str, list[float]] = {}
+    with live.submitted():
+        live.wait_until(lambda: live.is_published(live.traffic.first_window), 240, "the first window with events")
+        for victim in victims:
+            time.sleep(rng.uniform(0, WINDOW))
+            killed = time.time()
+            kill(live, victim, rng)
+            # Half of the time the next accident comes before this one is over.
+            if rng.random() < 0.5:
+                window = int(killed) // WINDOW
+                live.wait_until(lambda window=window: live.is_published(window), 240, f"recovery from killing {victim}")
+                recovered.setdefault(victim, []).append(time.time() - (window + 1) * WINDOW)
+        last = now_window()
+        time.sleep(2 * WINDOW)
+        live.traffic.stop()
+        live.wait_until(lambda: live.is_published(last), 300, "the last window after the last kill")
+        told = live.cluster.script("status").stdout
+    live.files.stop()
+    live.topic.stop()
+    live.check(live.traffic.first_window + 1, last)
+    for victim, seconds in recovered.items():
+        print(f"{victim}: window out {statistics.median(seconds):.0f} s after its end, most {max(seconds):.0f} s")
+    print(told)
+    read = read_releases(str(live.folder / "releases"))
+    assert read.num_rows
+
+
+def kill(live: Live, victim: str, rng: random.Random) -> None:
+    """Kill -9, and bring back what does not come by itself."""
+    if victim == "broker":
+        live.broker.kill()
+        time.sleep(rng.uniform(0, 3))
+        live.broker.start()
+        return
+    done = live.cluster.script("stop", "--kill", victim, check=False)
+    if done.returncode and "no worker runs" not in done.stderr:  # it may be dead already
+        assert f"no {victim} runs" in done.stderr, done.stderr
+    if victim != "worker":
+        time.sleep(rng.uniform(0, 3))
+        live.cluster.script("start", environment=environment(live.folder))
