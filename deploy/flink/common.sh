@@ -56,14 +56,6 @@ find_python() {
   fail "no Python with tidegate in it; pip install it, or name one: TIDEGATE_PYTHON=/path/to/python"
 }
 
-# A worker pool starts plain `python`, so one that is ours has to come first on PATH.
-python_first() { # folder, python
-  mkdir -p "$1"
-  printf '#!/bin/sh\nexec "%s" "$@"\n' "$2" >"$1/python"
-  chmod +x "$1/python"
-  export PATH=$1:$PATH
-}
-
 needs_artifacts() {
   [[ -f $job_server_jar && -d $flink_folder/lib ]] || "$here/get" >/dev/null
 }
@@ -155,7 +147,6 @@ run_on_cluster() {
   open_cluster
   if ! listens "$job_port" || ! listens "$pool_port"; then fail "the cluster in $folder is not whole; run deploy/flink/start"; fi
   [[ $PWD == "$working_folder" ]] || say "note: relative paths in a spec are relative to $working_folder on the workers, where start was run"
-  python_first "$folder/bin" "$python"
   degree=${degree:-$parallelism}
   # Without the second, a checkpoint holds back rows whose window then closes without them.
   [[ -n $batch ]] || options=(--streaming --finish_bundle_before_checkpointing "${options[@]}")
