@@ -1,9 +1,10 @@
 # make demo     a day of simulated searches, released and held against the truth
 # make demo-live  searches into Kafka, and a private release every ten seconds; needs Java, Maven and Go
 # make test     lint, types and every test
-# make test-engines  against real Kafka, Flink and Prism, which it fetches and starts; needs Java, Maven and Go
+# make test-engines  against real Kafka, Flink, Prism and Pub/Sub's test server, which it fetches and starts; needs Java, Maven and Go
 # make bench    ratios against plain pyarrow and plain Beam, measured in one run
 # make profile  where the time of a run goes
+# make bench-peers  time, memory and what is published next to PipelineDP, OpenDP and plain counting; half an hour
 # make bench-mechanisms  what each gate and downstream mechanism costs next to the plain count
 
 # The first Python on hand that Beam runs on.
@@ -12,8 +13,9 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 VENV ?= .venv
 RUN := $(VENV)/bin/python -m
 READY := $(VENV)/ready
+CLOUD := $(VENV)/cloud
 
-.PHONY: demo demo-live test lint types unit test-engines bench bench-mechanisms profile test-pythons test-lowest clean
+.PHONY: demo demo-live test lint types unit test-engines bench bench-mechanisms bench-peers profile test-pythons test-lowest clean
 
 demo: $(READY)
 	$(VENV)/bin/tidegate demo demo/
@@ -30,10 +32,10 @@ lint: $(READY)
 types: $(READY)
 	$(RUN) mypy
 
-unit: $(READY)
+unit: $(CLOUD)
 	$(RUN) pytest -n auto --dist worksteal --ignore tests/engines
 
-test-engines: $(READY)
+test-engines: $(CLOUD)
 	$(RUN) pytest tests/engines
 
 bench: $(READY)
@@ -41,6 +43,9 @@ bench: $(READY)
 
 bench-mechanisms: $(READY)
 	$(RUN) benchmarks.mechanisms
+
+bench-peers: $(READY)
+	$(RUN) benchmarks.peers
 
 profile: $(READY)
 	$(RUN) benchmarks.stages
@@ -54,6 +59,12 @@ $(READY): setup.py tidegate/version.py
 	$(RUN) pip install --quiet --quiet --disable-pip-version-check --editable '.[test]'
 	@touch $@
 
+# What clouds are tested with: it takes longer to install than all the rest, so it waits until it is needed.
+$(CLOUD): $(READY)
+	@echo "adding what the tests of clouds need; a minute or two"
+	$(RUN) pip install --quiet --quiet --disable-pip-version-check --editable '.[test,test-cloud]'
+	@touch $@
+
 # Every supported Python on this machine.
 test-pythons:
 	@for version in 3.11 3.12 3.13; do \
@@ -65,7 +76,7 @@ test-pythons:
 test-lowest:
 	$(PYTHON) -m venv --clear .venv-lowest
 	.venv-lowest/bin/python -m pip install --quiet uv
-	.venv-lowest/bin/uv pip install --quiet --python .venv-lowest/bin/python --resolution lowest-direct --editable '.[test]'
+	.venv-lowest/bin/uv pip install --quiet --python .venv-lowest/bin/python --resolution lowest-direct --editable '.[test,test-cloud]'
 	.venv-lowest/bin/python -m pytest -n auto --dist worksteal --ignore tests/engines
 
 clean:
