@@ -24,6 +24,8 @@ REQUIRED = [
 ]
 PLOTS = ["matplotlib>=3.9"]
 KAFKA = ["confluent-kafka>=2.6"]
+GCP = ["apache-beam[gcp]>=2.70"]  # Pub/Sub, BigQuery, gs://
+AWS = ["apache-beam[aws]>=2.70"]  # s3://
 TESTS = [
     *KAFKA,
     *PLOTS,
@@ -36,6 +38,8 @@ TESTS = [
     "scipy>=1.14",  # quantiles of the chi-squared distribution, in tests only
     "types-PyYAML>=6.0.12",
 ]
+# Apart, since they take longer to install than all the rest, and a demo needs none of them.
+CLOUD_TESTS = [*GCP, *AWS, "gcp-storage-emulator>=2024.8.3", "moto[server]>=5.1"]
 
 setup(
     name="tidegate",
@@ -55,7 +59,7 @@ setup(
     ],
     package_data={"tidegate": ["py.typed"]},
     install_requires=REQUIRED,
-    extras_require={"kafka": KAFKA, "plots": PLOTS, "test": TESTS},
+    extras_require={"aws": AWS, "gcp": GCP, "kafka": KAFKA, "plots": PLOTS, "test": TESTS, "test-cloud": CLOUD_TESTS},
     entry_points={
         "console_scripts": ["tidegate = tidegate.pipelines.cli:main"],
         # The built-in mechanisms take the same door as everybody else's.

@@ -67,10 +67,16 @@ def check(spec: Spec) -> dict[str, Any]:
         "prepare": spec.prepare.meaning(),
         "survival": [{"count": shown_count(spec, n), "chance": gate.survival(n)} for n in telling_counts(spec)],
         "source_files": files,
-        "source": f"{files} source {plural('file', files)} found" if spec.source.kafka is None else "a topic as source",
+        "source": _source(spec, files),
         "spec_digest": spec.digest,
         "warnings": warnings,
     }
+
+
+def _source(spec: Spec, files: int) -> str:
+    if spec.source.files is not None:
+        return f"{files} source {plural('file', files)} found"
+    return "a topic as source" if spec.source.kafka is not None else "a subscription as source"
 
 
 def in_numbers(spec: Spec, described: Mapping[str, Any]) -> dict[str, Any]:

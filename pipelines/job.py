@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 import apache_beam as beam
+from apache_beam.io.filesystems import FileSystems
+from apache_beam.options.pipeline_options import PipelineOptions
 
 from tidegate.pipelines.progress import Counting, ProgressLog
-from tidegate.pipelines.runners import choose
+from tidegate.pipelines.runners import check_places, choose
 from tidegate.pipelines.sinks import FolderOfReleases, Place, PublishInOrder, WriteDeadLetters
 from tidegate.pipelines.sources import FollowFiles, ReadFiles
 from tidegate.pipelines.spec import Sink, Spec, check_source, open_secret
@@ -49,8 +53,15 @@ def assemble(
 def _source(spec: Spec, files: Sequence[str]) -> Any:
     if spec.source.files is not None and spec.source.follow:
         return FollowFiles(spec.source.files, spec.source.kind, spec.event_columns)
-    if spec.source.kafka is None:
+    if spec.source.files is not None:
         return ReadFiles(files, spec.source.kind, spec.event_columns)
+    if (messages := spec.source.pubsub) is not None:
+        _need_gcp("pubsub", "google.cloud.pubsub")
+        from tidegate.pipelines.pubsub import ReadPubSub
+
+        return ReadPubSub(
+            messages.subscription, spec.event_columns, messages.format, messages.schema_file, messages.time_attribute
+        )
     from tidegate.pipelines.kafka.source import ReadKafka
 
     return ReadKafka(kafka_source(spec), spec.event_columns, spec.columns.time, spec.columns.time_unit)
@@ -58,6 +69,12 @@ def _source(spec: Spec, files: Sequence[str]) -> Any:
 
 def _place(sink: Sink) -> Callable[[], Place]:
     """How a worker opens the place that a sink names."""
+    if sink.bigquery is not None:
+        _need_gcp("bigquery", "google.cloud.bigquery")
+        from tidegate.pipelines.bigquery import TableOfReleases, check_table
+
+        check_table(sink.bigquery.table)
+        return partial(TableOfReleases, sink.bigquery.table)
     if sink.kafka is None:
         return partial(FolderOfReleases, sink.place, sink.format)
     _need_kafka()
@@ -93,6 +110,24 @@ def _need_kafka() -> None:
         raise SpecError("kafka needs the package confluent-kafka, which is not here; pip install 'tidegate[kafka]'")
 
 
+def _need_gcp(field: str, module: str) -> None:
+    try:
+        import_module(module)
+    except ImportError:
+        raise SpecError(
+            f"{field} needs the packages of Google Cloud, and {module} is not here; pip install 'tidegate[gcp]'"
+        ) from None
+
+
+def _refuse_runner(spec: Spec, runner: str) -> None:
+    """A subscription is read by the runner itself, and of those with a name here Dataflow alone can."""
+    if spec.source.pubsub is not None and runner in ("direct", "prism", "flink"):
+        raise SpecError(
+            f"--runner must be dataflow for a subscription of Pub/Sub, which no other can read, not {runner}; "
+            f"write --runner dataflow"
+        )
+
+
 def run(
     spec: Spec,
     *,
@@ -102,21 +137,86 @@ def run(
     log: ProgressLog | None = None,
 ) -> Mapping[str, int]:
     """Release every window of the spec. Returns the operator's counters; raises SpecError or RunError."""
+    result = start(spec, runner=runner, beam_options=beam_options, shards=shards, log=log)
+    with _explained():
+        result.wait_until_finish()
+    return counters(result)
+
+
+def start(
+    spec: Spec,
+    *,
+    runner: str,
+    beam_options: Sequence[str] = (),
+    shards: int | None = None,
+    log: ProgressLog | None = None,
+    fetch_secret: Callable[[PipelineOptions], None] | None = None,
+) -> Any:
+    """Hand the spec to its runner, and give what Beam gives. What can be refused is refused before the secret is touched."""
+    _refuse_runner(spec, runner)
     chosen = choose(runner, beam_options, spec.source.endless)
+    check_places(runner, spec)
+    if not chosen.here:
+        spec = spec.with_absolute_paths()  # workers have a working folder of their own
+    FileSystems.set_options(chosen.options)  # as a pipeline does, but files are looked for before there is one
     files = check_source(spec)
-    secret = open_secret(spec)
+    if spec.source.endless:
+        refuse_other_terms(spec)
     try:
         pipeline = beam.Pipeline(runner=chosen.runner, options=chosen.options)
+    except ValueError as problem:  # a heading, and then a line for each option that Beam does not like
+        raise SpecError(f"Beam refuses an option: {str(problem).strip().splitlines()[-1]}") from None
+    if fetch_secret is not None:
+        fetch_secret(chosen.options)
+    secret = open_secret(spec)
+    with _explained():
         assemble(pipeline, spec, files, secret, shards or chosen.shards, log)
-        result = pipeline.run()
-        result.wait_until_finish()
+        return pipeline.run()
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """What a runner raises, as a sentence of ours."""
+    try:
+        yield
     except SpecError:
         raise
     except Exception as problem:
         if _interrupted(problem):
             raise KeyboardInterrupt from None
         raise RunError(explain(problem)) from None
-    return counters(result)
+
+
+def refuse_other_terms(spec: Spec) -> None:
+    """A stream without an end keeps its terms: whoever reads on cannot be expected to notice that they have changed."""
+    for sink in spec.sink:
+        place = _place(sink)()
+        try:
+            newest = place.newest()
+        finally:
+            place.close()
+        if newest is None or newest.get("spec_digest") == spec.digest:
+            continue
+        if newest.get("stream") != spec.stream:
+            said, here = f"the stream {newest.get('stream')!r}", spec.stream
+            raise SpecError(f"{sink.place} holds {said}, not {here!r}; write another stream's sink")
+        raise SpecError(
+            f"{sink.place} holds windows of this stream under other terms ({_differences(newest, spec)}); a stream keeps its "
+            f"terms: restore the spec, or write another stream and sink"
+        )
+
+
+def _differences(newest: Mapping[str, Any], spec: Spec) -> str:
+    """What a manifest says otherwise than a spec, where it says so in plain words."""
+    there, here = newest.get("range", {}), spec.window
+    pairs = {
+        "epsilon": (newest.get("guarantee", {}).get("epsilon"), spec.guarantee.epsilon),
+        "delta": (newest.get("guarantee", {}).get("delta"), spec.guarantee.delta),
+        "window.size": (there.get("size_seconds"), here.size),
+        "window.every": (there.get("every_seconds"), here.every or here.size),
+    }
+    told = [f"{name} is {old} there and {new} here" for name, (old, new) in pairs.items() if old != new]
+    return ", ".join(told) or "its spec_digest differs"
 
 
 def _interrupted(problem: BaseException | None) -> bool:
@@ -142,7 +242,11 @@ def explain(problem: BaseException) -> str:
 def counters(result: Any) -> dict[str, int]:
     """What the operator may know: totals, never per key or unit."""
     found: dict[str, int] = {}
-    for counter in result.metrics().query()["counters"]:
+    try:
+        known = result.metrics().query()["counters"]
+    except NotImplementedError:  # a dry run has none
+        return found
+    for counter in known:
         if counter.key.metric.namespace == "tidegate":
             name = counter.key.metric.name
             found[name] = found.get(name, 0) + (counter.committed or counter.attempted or 0)

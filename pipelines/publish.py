@@ -27,6 +27,7 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.io.localfilesystem import LocalFileSystem
 
 from tidegate.pipelines.formats.avro_writing import encode
+from tidegate.pipelines.remote import create
 from tidegate.transforms.problems import SafeError
 from tidegate.transforms.release import Release
 
@@ -205,9 +206,7 @@ def _commit(place: str, data: bytes) -> bool:
     """Write the manifest if there is none; False if somebody else was first."""
     path = FileSystems.join(place, MANIFEST)
     if not _is_local(place):
-        with FileSystems.create(path, compression_type=CompressionTypes.UNCOMPRESSED) as file:
-            file.write(data)
-        return True
+        return create(path, data)
     draft = FileSystems.join(place, f".{MANIFEST}.{secrets.token_hex(4)}")
     _write_local(draft, data)
     try:

@@ -20,6 +20,7 @@ from apache_beam.io.filesystem import CompressionTypes
 from apache_beam.io.filesystems import FileSystems
 
 from tidegate.pipelines.publish import MANIFEST, read_manifest
+from tidegate.pipelines.remote import reach
 from tidegate.transforms.problems import SafeError
 from tidegate.transforms.release import ROW_SCHEMA
 
@@ -118,6 +119,7 @@ def _in_topic(path: str, security: str | None) -> list[Published]:
 
 
 def _in_folder(path: str) -> list[Published]:
+    reach()
     pattern = FileSystems.join(path, "*", MANIFEST)
     try:
         found = FileSystems.match([pattern])[0].metadata_list

@@ -16,6 +16,7 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.metrics import Metrics
 
 from tidegate.pipelines.formats.files import Item, Peek, open_file
+from tidegate.pipelines.remote import reach
 from tidegate.transforms.coders import register, typed
 from tidegate.transforms.decode import DEAD, DeadLetter
 from tidegate.transforms.problems import SafeError, SpecError, withheld
@@ -39,6 +40,7 @@ def guess_format(path: str) -> Format | None:
 
 def match_files(pattern: str) -> list[str]:
     """All files of a pattern, in order; at least one."""
+    reach()
     try:
         found = FileSystems.match([pattern])[0].metadata_list
     except Exception as problem:

@@ -6,12 +6,14 @@ Everything that can be wrong is found before anything is read, and said in one s
 from __future__ import annotations
 
 import difflib
+import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import pyarrow as pa
 import yaml
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from tidegate.mechanisms.mechanism import needs_of
 from tidegate.pipelines import key_lists, sources
@@ -20,6 +22,22 @@ from tidegate.transforms.secret import Secret
 from tidegate.transforms.terms import Duration, Part, Terms
 
 LARGE_DELTA = 1e-5
+AnyPart = TypeVar("AnyPart", bound=Part)
+
+
+def _need_schema(kind: str, schema_file: str | None) -> None:
+    if (kind == "avro") != (schema_file is not None):
+        raise ValueError(
+            "schema_file is for messages in avro, and required for them; write format: avro and schema_file: event.avsc"
+        )
+
+
+def _one_of(part: Part, kinds: Sequence[str], example: str, several: str) -> None:
+    """Exactly one kind of place must be named."""
+    named = [kind for kind in kinds if getattr(part, kind) is not None]
+    if len(named) != 1:
+        here = f"{' and '.join(named)}; {several}" if named else f"none; write {example}"
+        raise ValueError(f"must have one of {', '.join(kinds[:-1])} and {kinds[-1]}, and here is {here}")
 
 
 class KafkaTopic(Part):
@@ -42,30 +60,54 @@ class KafkaEvents(KafkaTopic):
 
     @model_validator(mode="after")
     def _schema(self) -> KafkaEvents:
-        if (self.format == "avro") != (self.schema_file is not None):
+        _need_schema(self.format, self.schema_file)
+        return self
+
+
+class PubSubEvents(Part):
+    """A subscription of Google Cloud Pub/Sub; it has no end."""
+
+    subscription: str = Field(examples=["projects/my-project/subscriptions/events"])
+    format: Literal["json", "avro"] = Field(default="json", examples=["json"])
+    schema_file: str | None = Field(default=None, min_length=1, examples=["event.avsc"])
+    time_attribute: str | None = Field(default=None, min_length=1, examples=["at"])
+
+    @field_validator("subscription")
+    @classmethod
+    def _whole_name(cls, name: str) -> str:
+        if not re.fullmatch(r"projects/[a-z][a-z0-9:.-]{4,61}[a-z0-9]/subscriptions/[\w.~+%-]+", name):
             raise ValueError(
-                "schema_file is for messages in avro, and required for them; write format: avro and schema_file: event.avsc"
+                f"must be projects/PROJECT/subscriptions/NAME, not {shown(name)}; "
+                f"write projects/my-project/subscriptions/events"
             )
+        return name
+
+    @model_validator(mode="after")
+    def _schema(self) -> PubSubEvents:
+        _need_schema(self.format, self.schema_file)
         return self
 
 
 class Source(Part):
-    """Files of events, of which a pattern may match many, or a topic."""
+    """Files of events, of which a pattern may match many, a topic, or a subscription."""
 
     files: str | None = Field(default=None, min_length=1, examples=['"data/*.parquet"'])
     format: Literal["parquet", "avro", "jsonl", "csv"] | None = Field(default=None, examples=["parquet"])
     follow: bool = Field(default=False, examples=["true"])
     kafka: KafkaEvents | None = Field(default=None, examples=["{servers: localhost:9092, topic: events}"])
+    pubsub: PubSubEvents | None = Field(
+        default=None, examples=["{subscription: projects/my-project/subscriptions/events}"]
+    )
 
     @model_validator(mode="after")
     def _one_kind(self) -> Source:
-        if (self.files is None) == (self.kafka is None):
-            both = "and here are both" if self.files else "and here is neither"
-            raise ValueError(f'files or kafka is needed, {both}; write files: "data/*.parquet"')
-        if self.kafka is not None and self.format is not None:
-            raise ValueError("format must stand with the topic, not beside kafka; write kafka: {format: json, …}")
-        if self.kafka is not None and self.follow:
-            raise ValueError("follow is for files, and a topic is followed unless until: latest is said; leave it out")
+        _one_of(self, ("files", "kafka", "pubsub"), 'files: "data/*.parquet"', "leave one out")
+        kind = "kafka" if self.kafka is not None else "pubsub"
+        if self.files is None and self.format is not None:
+            raise ValueError(f"format must stand within {kind}, not beside it; write {kind}: {{format: json, …}}")
+        if self.files is None and self.follow:
+            until = " unless until: latest is said" if self.kafka is not None else ""
+            raise ValueError(f"follow is for files, and {kind} is followed{until}; leave it out")
         if self.files is not None and self.format is None and sources.guess_format(self.files) is None:
             raise ValueError(
                 f"format is needed, since the suffix of {self.files!r} does not tell it; "
@@ -81,25 +123,35 @@ class Source(Part):
 
     @property
     def endless(self) -> bool:
-        return self.follow if self.kafka is None else self.kafka.until is None
+        if self.kafka is not None:
+            return self.kafka.until is None
+        return self.follow or self.pubsub is not None
+
+
+class BigQueryTable(Part):
+    """A table of releases."""
+
+    table: str = Field(examples=["my-project.my_dataset.releases"])
+
+    @field_validator("table")
+    @classmethod
+    def _whole_name(cls, name: str) -> str:
+        if not re.fullmatch(r"[a-z0-9:.-]+(?<![.])\.\w+\.[\w-]+", name, re.ASCII):
+            raise ValueError(f"must be project.dataset.table, not {shown(name)}; write my-project.my_dataset.releases")
+        return name
 
 
 class Sink(Part):
-    """A folder of releases, or a topic of them."""
+    """A folder of releases, a topic or a table of them."""
 
     files: str | None = Field(default=None, min_length=1, examples=["releases/"])
     format: Literal["avro", "parquet", "jsonl"] = Field(default="avro", examples=["avro"])
     kafka: KafkaTopic | None = Field(default=None, examples=["{servers: localhost:9092, topic: releases}"])
+    bigquery: BigQueryTable | None = Field(default=None, examples=["{table: my-project.my_dataset.releases}"])
 
     @model_validator(mode="after")
     def _one_kind(self) -> Sink:
-        if (self.files is None) == (self.kafka is None):
-            both = (
-                "and here are both; write a list of two sinks"
-                if self.files
-                else "and here is neither; write files: releases/"
-            )
-            raise ValueError(f"files or kafka is needed, {both}")
+        _one_of(self, ("files", "kafka", "bigquery"), "files: releases/", "write a list of sinks")
         if self.files is not None and any(sign in self.files for sign in "*?["):
             raise ValueError(
                 f"files must be a plain folder, without the signs of a pattern, not {shown(self.files)}; write releases/"
@@ -109,7 +161,17 @@ class Sink(Part):
     @property
     def place(self) -> str:
         """As people would name it."""
-        return self.files if self.files is not None else f"topic {self.kafka.topic}" if self.kafka else ""
+        if self.kafka is not None:
+            return f"topic {self.kafka.topic}"
+        return f"table {self.bigquery.table}" if self.bigquery is not None else self.files or ""
+
+
+def _at(part: AnyPart, *fields: str) -> AnyPart:
+    """With these paths made absolute, but for those that are not on this machine."""
+    paths = {field: getattr(part, field) for field in fields}
+    return part.model_copy(
+        update={field: str(Path(path).absolute()) for field, path in paths.items() if path and "://" not in path}
+    )
 
 
 def _as_list(value: object) -> object:
@@ -131,6 +193,23 @@ class Spec(Terms):
             raise ValueError(
                 f"window.end is required for {what} to an end, or nobody knows the last window; "
                 f"write end: 2026-01-02T00:00:00Z"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _time_of_messages(self) -> Spec:
+        attribute = None if self.source.pubsub is None else self.source.pubsub.time_attribute
+        if attribute is None:
+            return self
+        if self.columns.time != attribute:
+            raise ValueError(
+                f"columns.time must name source.pubsub.time_attribute, which is where an event's time then is, and "
+                f"{self.columns.time!r} is not {attribute!r}; write time: {attribute}"
+            )
+        if self.columns.time_unit not in (None, "ms"):
+            raise ValueError(
+                f"columns.time_unit must be ms for a time_attribute, in which Pub/Sub's readers take whole numbers for "
+                f"milliseconds, not {shown(self.columns.time_unit)}; write time_unit: ms, or leave it out for RFC 3339"
             )
         return self
 
@@ -158,6 +237,20 @@ class Spec(Terms):
                     )
             seen[field] = place
         return self
+
+    def with_absolute_paths(self) -> Spec:
+        """The same job from any working folder of this machine."""
+        source, kafka, pubsub = self.source, self.source.kafka, self.source.pubsub
+        if kafka is not None:
+            kafka = _at(kafka, "security", "schema_file")
+        if pubsub is not None:
+            pubsub = _at(pubsub, "schema_file")
+        source = _at(source, "files").model_copy(update={"kafka": kafka, "pubsub": pubsub})
+        sinks = tuple(
+            _at(sink, "files").model_copy(update={"kafka": sink.kafka and _at(sink.kafka, "security")})
+            for sink in self.sink
+        )
+        return _at(self, "dead_letters", "state").model_copy(update={"source": source, "sink": sinks})
 
     def warnings(self) -> list[str]:
         """What is allowed and yet likely a mistake."""

@@ -45,6 +45,12 @@ def test_the_live_spec_of_the_page_has_no_end() -> None:
     assert (options["streaming"], options["job_endpoint"]) == (True, "localhost:8099")
 
 
+def test_the_spec_for_google_cloud_goes_from_a_subscription_to_a_table() -> None:
+    spec = parse_spec(files_in("docs/spec.md")["cloud.yaml"])
+    assert spec.source.endless
+    assert [sink.place for sink in spec.sink] == ["table my-project.my_dataset.releases"]
+
+
 def test_the_spec_of_the_page_means_what_it_says() -> None:
     spec = parse_spec(files_in("docs/spec.md")["whole.yaml"])
     assert spec.gate.measure.label == "sum(amount)"

@@ -67,9 +67,8 @@ class ReadKafka(beam.PTransform[Any, Any]):
         self._settings = settings
         self._columns = list(dict.fromkeys((*columns, time_column)))
         self._time = EventTime(time_column, time_unit)
-        make_parser(
-            settings.format, settings.schema_file, self._columns
-        )  # refuses a schema that cannot be used before anything runs
+        # Refuses a schema that cannot be used before anything runs.
+        make_parser(settings.format, settings.schema_file, self._columns)
         register()
 
     def expand(self, pipeline: Any) -> Any:

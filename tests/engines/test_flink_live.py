@@ -11,7 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -91,7 +91,7 @@ class Live:
             try:
                 yield client
             finally:
-                with suppress_gone():
+                with suppress(ProcessLookupError):
                     os.killpg(client.pid, signal.SIGKILL)
                 client.wait()
                 self.cluster.cancel()
@@ -126,14 +126,6 @@ class Live:
                 wrong[name_of(window)] += self.files.windows[name_of(window)].rows.get(term) != len(users)
         wrong = +wrong
         assert not exact or not wrong, f"not what was sent: {dict(wrong)}"
-
-
-@contextmanager
-def suppress_gone() -> Iterator[None]:
-    try:
-        yield
-    except ProcessLookupError:
-        pass
 
 
 @pytest.fixture

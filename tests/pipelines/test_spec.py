@@ -87,6 +87,7 @@ NAME = "must be a name of letters, digits, '_', '-' and '.', at most 128"
 KEY = "must be a column or a list of columns"
 EYES = "as they are for different eyes"
 TOP = "bound, columns, dead_letters, gate, prepare, sink, source, state, stream, then, window"
+SUBSCRIPTION = "projects/my-project/subscriptions/events"
 WINDOW = "window: {size: 1h, start: 2026-01-01T00:00:00Z, end: 2026-01-02T00:00:00Z}"
 
 # What is changed in the good spec, and the sentence that answers it.
@@ -386,7 +387,7 @@ FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (
         "source files missing",
         {"source.files": GONE},
-        'source.files or kafka is needed, and here is neither; write files: "data/*.parquet"',
+        'source must have one of files, kafka and pubsub, and here is none; write files: "data/*.parquet"',
     ),
     (
         "source files empty",
@@ -404,11 +405,74 @@ FIELDS: list[tuple[str, dict[str, Any], str]] = [
         {"source.format": "orc"},
         "source.format must be 'parquet', 'avro', 'jsonl' or 'csv', not 'orc'; write format: parquet",
     ),
+    (
+        "source of two kinds",
+        {"source.pubsub": {"subscription": SUBSCRIPTION}},
+        "source must have one of files, kafka and pubsub, and here is files and pubsub; leave one out",
+    ),
+    (
+        "subscription missing",
+        {"source": {"pubsub": {}}},
+        f"source.pubsub.subscription is required and missing; write subscription: {SUBSCRIPTION}",
+    ),
+    (
+        "subscription without its project",
+        {"source": {"pubsub": {"subscription": "events"}}},
+        f"source.pubsub.subscription must be projects/PROJECT/subscriptions/NAME, not 'events'; write {SUBSCRIPTION}",
+    ),
+    (
+        "subscription in avro without a schema",
+        {"source": {"pubsub": {"subscription": SUBSCRIPTION, "format": "avro"}}},
+        "source.pubsub.schema_file is for messages in avro, and required for them; "
+        "write format: avro and schema_file: event.avsc",
+    ),
+    (
+        "format beside a subscription",
+        {"source": {"pubsub": {"subscription": SUBSCRIPTION}, "format": "avro"}},
+        "source.format must stand within pubsub, not beside it; write pubsub: {format: json, …}",
+    ),
+    (
+        "subscription that is followed",
+        {"source": {"pubsub": {"subscription": SUBSCRIPTION}, "follow": True}},
+        "source.follow is for files, and pubsub is followed; leave it out",
+    ),
+    (
+        "topic that is followed",
+        {"source": {"kafka": {"servers": "a:1", "topic": "t"}, "follow": True}},
+        "source.follow is for files, and kafka is followed unless until: latest is said; leave it out",
+    ),
+    (
+        "time of a subscription's messages elsewhere",
+        {"source": {"pubsub": {"subscription": SUBSCRIPTION, "time_attribute": "happened"}}},
+        "columns.time must name source.pubsub.time_attribute, which is where an event's time then is, "
+        "and 'at' is not 'happened'; write time: happened",
+    ),
+    (
+        "time of a subscription's messages in seconds",
+        {"source": {"pubsub": {"subscription": SUBSCRIPTION, "time_attribute": "at"}}, "columns.time_unit": "s"},
+        "columns.time_unit must be ms for a time_attribute, in which Pub/Sub's readers take whole numbers for milliseconds, "
+        "not 's'; write time_unit: ms, or leave it out for RFC 3339",
+    ),
+    (
+        "table without its dataset",
+        {"sink": {"bigquery": {"table": "releases"}}},
+        "sink.bigquery.table must be project.dataset.table, not 'releases'; write my-project.my_dataset.releases",
+    ),
+    (
+        "table with a quote",
+        {"sink": {"bigquery": {"table": "my-project.data.a`b"}}},
+        "sink.bigquery.table must be project.dataset.table, not 'my-project.data.a`b'; write my-project.my_dataset.releases",
+    ),
+    (
+        "sink of two kinds",
+        {"sink.bigquery": {"table": "my-project.data.releases"}},
+        "sink must have one of files, kafka and bigquery, and here is files and bigquery; write a list of sinks",
+    ),
     ("sink missing", {"sink": GONE}, "sink is required and missing; write sink: {files: releases/}"),
     (
         "sink files missing",
         {"sink.files": GONE},
-        "sink.files or kafka is needed, and here is neither; write files: releases/",
+        "sink must have one of files, kafka and bigquery, and here is none; write files: releases/",
     ),
     (
         "sink format unknown",
