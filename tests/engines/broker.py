@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import socket
 import subprocess
 import uuid
@@ -12,9 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+from tests.needed import needs
 
 SCRIPTS = Path(__file__).parent.parent.parent / "deploy" / "kafka"
 
@@ -59,10 +58,7 @@ class Broker:
 @contextmanager
 def running_broker() -> Iterator[Broker]:
     """A broker while it is needed; the tests are skipped where there cannot be one, but never on CI."""
-    missing = [tool for tool in ("java", "mvn") if shutil.which(tool) is None]
-    if missing:
-        say = f"a Kafka broker needs {' and '.join(missing)} on the PATH"
-        pytest.fail(say) if os.environ.get("CI") else pytest.skip(say)
+    needs("java", "mvn")
     with TemporaryDirectory(prefix="tidegate-kafka-") as folder:
         broker = Broker(Path(folder))
         broker.start()

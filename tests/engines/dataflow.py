@@ -17,11 +17,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.needed import needs_modules
 
 FOLDER = Path(__file__).parent.parent.parent / "deploy" / "dataflow"
 SECRET_NAME = "projects/my-project/secrets/tidegate/versions/3"  # noqa: S105
@@ -53,24 +54,6 @@ except SafeError as told:
 if hasattr(result, "job"):  # a dry run
     pathlib.Path({dry!r}).write_bytes(result.job.proto_pipeline.SerializeToString())
 """
-
-
-def needs_packages(*names: str) -> None:
-    """Skip where a distribution is missing, and say which; where the test extra promises it, that is a failure in CI."""
-    missing = [name for name in names if not _installed(name)]
-    promised = {re.split(r"[^\w.-]", one)[0].lower() for one in requires("tidegate") or [] if 'extra == "test"' in one}
-    if os.environ.get("CI") and promised & set(missing):
-        pytest.fail(f"{', '.join(missing)} must be there in CI")
-    if missing:
-        pytest.skip(f"needs {', '.join(missing)}; pip install {' '.join(missing)}")
-
-
-def _installed(name: str) -> bool:
-    try:
-        version(name)
-    except PackageNotFoundError:
-        return False
-    return True
 
 
 @dataclass
@@ -203,7 +186,7 @@ def opened(data: bytes) -> Iterator[bytes]:
 
 @contextmanager
 def local_cloud(folder: Path) -> Iterator[Cloud]:
-    needs_packages("google-cloud-dataflow-client", "google-cloud-storage", "gcp-storage-emulator")
+    needs_modules("google.cloud.dataflow", "google.cloud.storage", "gcp_storage_emulator.server")
     cloud = Cloud(folder, _free_port(), _free_port())
 
     class Jobs(BaseHTTPRequestHandler):

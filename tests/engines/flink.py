@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import urllib.request
@@ -14,18 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
+from tests.needed import needs
 
 DEPLOY = Path(__file__).parent.parent.parent / "deploy"
-
-
-def needs(*programs: str) -> None:
-    """Skip where a program is missing, and say which; where everything should be there, that is a failure."""
-    missing = [program for program in programs if shutil.which(program) is None]
-    if missing and os.environ.get("CI"):
-        pytest.fail(f"{', '.join(missing)} must be there in CI")
-    if missing:
-        pytest.skip(f"needs {', '.join(missing)}")
 
 
 def script(

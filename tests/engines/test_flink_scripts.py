@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.engines.flink import DEPLOY, Cluster, needs, running_cluster, script, tidegate
+from tests.engines.flink import DEPLOY, Cluster, running_cluster, script, tidegate
+from tests.needed import built_by, needs
 
 pytestmark = pytest.mark.engines
 
@@ -141,8 +142,7 @@ def test_embedded_flink_publishes_the_same_bytes(example: Example) -> None:
 
 
 def test_prism_publishes_the_same_bytes(example: Example) -> None:
-    needs("go")
-    prism = script("prism/get").stdout.strip()
+    prism = built_by(DEPLOY / "prism" / "get")
     options = ("--runner", "PrismRunner", "--", f"--prism_location={prism}", "--environment_type=LOOPBACK")
     for attempt in range(5):  # what goes wrong between stages does so now and then
         name = f"prism-{attempt}"

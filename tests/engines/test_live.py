@@ -22,6 +22,7 @@ import yaml
 
 from tests.documents import ROOT
 from tests.engines.broker import Broker, running_broker
+from tests.needed import built_by
 from tidegate.pipelines.reader import list_published, read_releases
 
 WINDOW = 5
@@ -32,10 +33,7 @@ RATE = 1000
 @pytest.fixture(scope="module")
 def prism() -> str:
     """Prism, built once and kept in the cache."""
-    built = subprocess.run([str(ROOT / "deploy" / "prism" / "get")], capture_output=True, text=True, check=False)
-    if built.returncode:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(built.stderr.strip().splitlines()[-1])
-    return built.stdout.strip()
+    return built_by(ROOT / "deploy" / "prism" / "get")
 
 
 @pytest.fixture(scope="module")

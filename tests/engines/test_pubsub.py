@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import time
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ from apache_beam.transforms.window import TimestampedValue
 from tests.collecting import Collected
 from tests.documents import ROOT
 from tests.engines.test_kafka import SCHEMA, avro_message
-from tests.pipelines.cloud import needs_package
+from tests.needed import built_by, needs_modules
 from tests.transforms.running import NEARLY_EXACT, T0, terms, values
 from tidegate.pipelines.job import run
 from tidegate.pipelines.spec import parse_spec
@@ -32,7 +31,7 @@ from tidegate.transforms.columns import ROW
 from tidegate.transforms.decode import DEAD, SOURCE, DeadLetter
 from tidegate.transforms.problems import SpecError
 
-needs_package("google.cloud.pubsub", "google-cloud-pubsub")
+needs_modules("google.cloud.pubsub")
 
 from apache_beam.io.gcp.pubsub import PubsubMessage  # noqa: E402
 
@@ -206,10 +205,8 @@ def test_a_runner_that_cannot_read_a_subscription_is_refused(runner: str, tmp_pa
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     """Google's test server, built once and kept in the cache."""
-    built = subprocess.run([str(ROOT / "deploy" / "pubsub" / "get")], capture_output=True, text=True, check=False)
-    if built.returncode:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(built.stderr.strip().splitlines()[-1])
-    started = subprocess.Popen([built.stdout.strip()], stdout=subprocess.PIPE, text=True)
+    program = built_by(ROOT / "deploy" / "pubsub" / "get")
+    started = subprocess.Popen([program], stdout=subprocess.PIPE, text=True)
     assert started.stdout is not None
     try:
         with pytest.MonkeyPatch.context() as patch:

@@ -19,8 +19,8 @@ import pytest
 import yaml
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
+from tests.needed import needs_modules
 from tests.pipelines.bigquery_stub import Service, running_service
-from tests.pipelines.cloud import needs_package
 from tests.pipelines.test_publish import OTHERS, release
 from tidegate.pipelines.job import _place, run
 from tidegate.pipelines.publish import PublishError, release_digest
@@ -32,7 +32,7 @@ from tidegate.transforms.coders import register
 from tidegate.transforms.problems import SafeError, SpecError
 from tidegate.transforms.release import Release
 
-needs_package("google.cloud.bigquery", "google-cloud-bigquery")
+needs_modules("google.cloud.bigquery")
 
 from tidegate.pipelines.bigquery import TableOfReleases, WriteBigQuery, check_table  # noqa: E402
 
@@ -352,7 +352,7 @@ print(published.is_bounded, *sorted(part.full_label for part in pipeline.transfo
 
 
 def test_dataflow_takes_a_job_from_a_subscription_to_a_table(service: Service, tmp_path: Path) -> None:
-    needs_package("google.cloud.pubsub", "google-cloud-pubsub")
+    needs_modules("google.cloud.pubsub")
     path = write_spec(
         tmp_path,
         source={"pubsub": {"subscription": "projects/my-project/subscriptions/events", "time_attribute": "at"}},

@@ -21,7 +21,7 @@ import yaml
 from apache_beam.io.filesystems import FileSystems
 from click.testing import CliRunner
 
-from tests.pipelines.cloud import needs_package
+from tests.needed import needs_modules
 from tests.pipelines.test_publish import release
 from tidegate.pipelines import publish as publishing
 from tidegate.pipelines.cli import command
@@ -32,13 +32,7 @@ from tidegate.pipelines.remote import reach
 from tidegate.pipelines.simulate import Simulation, simulate
 from tidegate.pipelines.spec import load_spec
 
-for module, package in (
-    ("moto.server", "moto[server]"),
-    ("gcp_storage_emulator.server", "gcp-storage-emulator"),
-    ("apache_beam.io.gcp.gcsio", "apache-beam[gcp]"),
-    ("boto3", "apache-beam[aws]"),
-):
-    needs_package(module, package)
+needs_modules("moto.server", "gcp_storage_emulator.server", "apache_beam.io.gcp.gcsio", "boto3")
 
 WINDOWS = 3
 BUCKET = "tides"
