@@ -236,6 +236,11 @@ def explain(problem: BaseException) -> str:
     told = re.findall(r"^tidegate[\w.]*Error: (.+?)(?: \[while running '[^']*'.*)?$", text, flags=re.MULTILINE)
     if told:
         return str(told[-1])
+    if "Rendezvous" in type(problem).__name__ or "RpcError" in type(problem).__name__:
+        return (
+            "contact with the runner was lost; a job that it has taken on may still be running there, so look before you "
+            "start it again (deploy/flink/status for Flink)"
+        )
     return f"the run failed with {type(problem).__name__}; run again with --verbose to see Beam's own messages"
 
 

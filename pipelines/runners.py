@@ -42,6 +42,7 @@ _REFUSED_EXPERIMENTS = {
 }
 # Unless told not to, Dataflow writes down the row at which an error occurred. Our errors hide it, and so must Dataflow.
 _NO_SAMPLES = "disable_always_on_exception_sampling"
+FLINK = "1.19"  # as in deploy/flink/versions
 _CHECKPOINT_MILLISECONDS = 10_000
 _BUNDLE_MILLISECONDS = 200
 
@@ -134,7 +135,10 @@ def _flink(given: dict[str, str], endless: bool) -> tuple[str, list[str]]:
     ]
     if "job_endpoint" in given:
         return "PortableRunner", live if endless else []
-    return "FlinkRunner", ["--environment_type=LOOPBACK", *(live if endless else [])]
+    # Inside this process, with the job server that deploy/flink/get has put together; else Beam looks for one itself.
+    built = sorted(cache().glob("flink-job-server-*/tidegate-flink-job-server.jar"))
+    server = [f"--flink_job_server_jar={built[-1]}", f"--flink_version={FLINK}"] if built else []
+    return "FlinkRunner", ["--environment_type=LOOPBACK", *server, *(live if endless else [])]
 
 
 def _dataflow(given: dict[str, str], endless: bool) -> tuple[str, list[str]]:

@@ -58,6 +58,8 @@ def test_make_demo_and_make_test_exist_and_ci_runs_the_readmes_test_command() ->
         "docs/privacy.md",
         "docs/mechanisms.md",
         "docs/spec.md",
+        "docs/operations.md",
+        "docs/performance.md",
         "deploy/README.md",
         "benchmarks/README.md",
     ],
