@@ -23,12 +23,50 @@ class Broker:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._port, self._controller_port = _free_ports(2)
+        self._port, self._controller_port, closed = _free_ports(3)
         self.servers = f"127.0.0.1:{self._port}"
+        self.closed = f"127.0.0.1:{closed}"
+        self.settings: str | None = None
 
     def start(self) -> None:
         ports = ["--port", str(self._port), "--controller-port", str(self._controller_port)]
-        _run("start", "--folder", str(self._folder), *ports)
+        more = []
+        if self.settings is not None:
+            path = self._folder / "more.properties"
+            path.write_text(self.settings)
+            more = ["--settings", str(path)]
+        _run("start", "--folder", str(self._folder), *ports, *more)
+
+    def restart_behind_tls(self, folder: Path, user: str, password: str) -> Path:
+        """From now on it also listens at `closed`, for whoever knows the password. Gives the certificate to trust."""
+        store, certificate = folder / "broker.p12", folder / "broker.pem"
+        tool = ["keytool", "-noprompt", "-keystore", str(store), "-storepass", "changeit", "-alias", "broker"]
+        made = [
+            "-genkeypair",
+            "-keyalg",
+            "RSA",
+            "-dname",
+            "CN=localhost",
+            "-ext",
+            "SAN=IP:127.0.0.1",
+            "-storetype",
+            "PKCS12",
+        ]
+        for arguments in (made, ["-exportcert", "-rfc", "-file", str(certificate)]):
+            subprocess.run([*tool, *arguments], check=True, capture_output=True)
+        self.settings = f"""
+listeners=PLAINTEXT://{self.servers},SASL_SSL://{self.closed},CONTROLLER://127.0.0.1:{self._controller_port}
+advertised.listeners=PLAINTEXT://{self.servers},SASL_SSL://{self.closed}
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SASL_SSL:SASL_SSL
+ssl.keystore.location={store}
+ssl.keystore.password=changeit
+sasl.enabled.mechanisms=PLAIN
+listener.name.sasl_ssl.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \\
+  user_{user}="{password}";
+"""
+        self.kill()
+        self.start()
+        return certificate
 
     def stop(self) -> None:
         _run("stop", "--folder", str(self._folder))

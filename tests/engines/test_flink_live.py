@@ -369,3 +369,61 @@ def test_a_full_disk_or_a_sink_that_is_gone_delays_windows_and_spoils_none(
             live.files.stop()
             live.topic.stop()
             live.check(live.traffic.first_window + 1, last)
+
+
+BACKLOG = 2_000_000
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_a_backlog_is_worked_off_exactly(broker: Broker, cluster: Cluster, tmp_path: Path, parallelism: int) -> None:
+    """Prints how fast; what it holds true is that no row is lost or doubled at full speed."""
+    events, windows = broker.topic(PARTITIONS), 20
+    start = int(time.time()) // WINDOW * WINDOW - 3600
+    truth: dict[str, set[int]] = {}
+    rng = random.Random(1)
+    per_partition: list[list[bytes]] = [[] for _ in range(PARTITIONS)]
+    for number in range(BACKLOG):
+        user, term, at = (
+            rng.randrange(100_000),
+            f"t{min(int(rng.expovariate(0.15)), 40)}",
+            number * windows * WINDOW / BACKLOG,
+        )
+        truth.setdefault(f"{int(at) // WINDOW} {term}", set()).add(user)
+        line = f'{{"user": "u{user}", "term": "{term}", "at": {int((start + at) * 1000)}}}'
+        per_partition[number % PARTITIONS].append(line.encode())
+    for partition, lines in enumerate(per_partition):
+        broker.write(events, lines, partition)
+    spec = {
+        "stream": "searches",
+        "source": {"kafka": {"servers": broker.servers, "topic": events, "out_of_order": "1s", "idle_after": "5s"}},
+        "columns": {"unit": "user", "key": "term", "time": "at", "time_unit": "ms"},
+        "window": {
+            "size": f"{WINDOW}s",
+            "grace": "0s",
+            "start": f"{datetime.fromtimestamp(start, UTC):%Y-%m-%dT%H:%M:%SZ}",
+        },
+        "bound": {"keys": 50},
+        "gate": {"epsilon": 5000.0, "delta": 1e-9},
+        "sink": {"files": str(tmp_path / "releases"), "format": "jsonl"},
+        "state": str(tmp_path / "state"),
+    }
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
+    files = FolderWatch(tmp_path / "releases")
+    files.start()
+    names = [name_of(start // WINDOW + number) for number in range(windows)]
+    live = Live(tmp_path, broker, cluster, tmp_path / "spec.yaml", None, files, None)  # type: ignore[arg-type]
+    began = time.time()
+    with live.submitted("submit", "--parallelism", str(parallelism)):
+        live.wait_until(lambda: all(name in files.windows for name in names), 400, "all windows")
+    files.stop()
+    assert not files.troubles
+    for place, users in truth.items():
+        number, term = place.split()
+        if len(users) > 1:
+            assert files.windows[names[int(number)]].rows[term] == len(users)
+    first, last = files.windows[names[0]].at, files.windows[names[-2]].at
+    rate = BACKLOG * (windows - 2) / windows / (last - first)
+    print(
+        f"parallelism {parallelism}: {rate:,.0f} events/s once warm; {BACKLOG:,} events {last - began:.0f} s after submission"
+    )

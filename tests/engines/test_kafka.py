@@ -661,3 +661,43 @@ def test_two_hundred_thousand_records(broker: Broker) -> None:
     assert len(places(batches)) == len(set(places(batches))) == 200_000
     assert not dead
     print(f"\nReadKafka: 200,000 records in {took:.1f} s, {200_000 / took:,.0f} records/s, {len(batches)} batches")
+
+
+# Behind TLS and a password.
+
+
+def test_a_topic_behind_tls_and_a_password_is_read_and_written(broker: Broker, tmp_path: Path) -> None:
+    password = "pa55 of the test"  # noqa: S105
+    certificate = broker.restart_behind_tls(tmp_path, "tidegate", password)
+    events, releases = broker.topic(), broker.topic()
+    broker.write(events, [b'{"user": "u1", "term": "tide"}'] * 3)
+    known = {
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": "tidegate",
+        "sasl.password": password,
+        "ssl.ca.location": str(certificate),
+    }
+
+    def security(name: str, **changes: str) -> str:
+        path = tmp_path / name
+        path.write_text("".join(f"{key}={value}\n" for key, value in {**known, **changes}.items()))
+        path.chmod(0o600)
+        return str(path)
+
+    good = security("good.properties")
+    batches, _ = read(KafkaSource(broker.closed, events, until_latest=True, security_file=good), ["user", "term"])
+    assert sum(map(len, batches)) == 3
+    place = TopicOfReleases(broker.closed, releases, good)
+    assert place.publish(release({"a": 1}))
+    assert not place.publish(release({"a": 1}))
+    assert len(read_topic(broker.closed, releases, good)) == 1
+    for wrong in (
+        security("wrong.properties", **{"sasl.password": "another"}),
+        security("plain.properties", **{"security.protocol": "PLAINTEXT"}),
+    ):
+        with pytest.raises(SafeError) as refused:
+            list_parts(KafkaSource(broker.closed, events, until_latest=True, security_file=wrong))
+        assert broker.closed in str(refused.value)
+        assert "another" not in str(refused.value)
+        assert password not in str(refused.value)
