@@ -97,6 +97,7 @@ def kafka_source(spec: Spec) -> Any:
         topic=topic.topic,
         format=topic.format,
         schema_file=topic.schema_file,
+        schema_id=topic.schema_id,
         group=topic.group,
         out_of_order=topic.out_of_order,
         idle_after=topic.idle_after,

@@ -53,6 +53,7 @@ class KafkaEvents(KafkaTopic):
 
     format: Literal["json", "avro"] = Field(default="json", examples=["json"])
     schema_file: str | None = Field(default=None, min_length=1, examples=["event.avsc"])
+    schema_id: int | None = Field(default=None, ge=0, lt=2**32, examples=["42"])
     group: str | None = Field(default=None, min_length=1, examples=["tidegate"])
     out_of_order: Duration = Field(default=30, examples=["30s"])
     idle_after: Duration = Field(default=60, examples=["60s"])
@@ -61,6 +62,8 @@ class KafkaEvents(KafkaTopic):
     @model_validator(mode="after")
     def _schema(self) -> KafkaEvents:
         _need_schema(self.format, self.schema_file)
+        if self.schema_id is not None and self.schema_file is None:
+            raise ValueError("schema_id is for messages in avro, beside schema_file; leave it out, or write both")
         return self
 
 

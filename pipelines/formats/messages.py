@@ -23,9 +23,11 @@ Parsed = tuple[list[tuple[pa.RecordBatch, Places]], list[tuple[int, str]]]
 """Batches with the places of their rows among the values; the places of those that are malformed, with what they hold."""
 
 
-def make_parser(kind: Literal["json", "avro"], schema_file: str | None, columns: list[str]) -> Any:
+def make_parser(
+    kind: Literal["json", "avro"], schema_file: str | None, columns: list[str], schema_id: int | None = None
+) -> Any:
     """What reads messages of a format: values → Parsed."""
-    return AvroValues(Path(schema_file or ""), columns) if kind == "avro" else JsonValues(columns)
+    return AvroValues(Path(schema_file or ""), columns, schema_id) if kind == "avro" else JsonValues(columns)
 
 
 class JsonValues:
@@ -90,17 +92,20 @@ def _joined(found: list[tuple[pa.RecordBatch, Places]]) -> list[tuple[pa.RecordB
 class AvroValues:
     """Messages of an Avro record each, bare or in the single-object encoding, read as the blocks of a file are.
 
-    A block ends where it says, so that damage costs the message it is in; and all of them are read in one go.
+    A block ends where it says, so that damage costs the message it is in; and all of them are read in one go. With a schema
+    registry, messages begin with the number of their schema, and one with another number than given is malformed: read by
+    the wrong schema it might pass for something it is not.
     """
 
     _MARKER = b"tidegate messages"[:16]
 
-    def __init__(self, schema_file: Path, columns: list[str]) -> None:
+    def __init__(self, schema_file: Path, columns: list[str], schema_id: int | None = None) -> None:
         from fastavro.schema import fingerprint, to_parsing_canonical_form
 
         from tidegate.pipelines.formats.avro_reading import AvroError, read_schema
 
         self._columns = columns
+        self._registered = b"" if schema_id is None else b"\0" + schema_id.to_bytes(4, "big")
         problem = "is no Avro schema of a record"
         try:
             schema = json.loads(schema_file.read_bytes())
@@ -120,10 +125,11 @@ class AvroValues:
 
         parts, places, bad = [self._header], [], []
         for place, value in enumerate(values):
-            if not value:
+            if not value or not value.startswith(self._registered):
                 bad.append((place, ""))
                 continue
-            parts += block_bytes(1, value.removeprefix(self._single_object), self._MARKER)
+            body = value[len(self._registered) :].removeprefix(self._single_object)
+            parts += block_bytes(1, body, self._MARKER)
             places.append(place)
         by_row, found, uncounted = np.array(places, np.int64), [], 0
         for first, item in read_batches(BytesIO(b"".join(parts)), self._columns):

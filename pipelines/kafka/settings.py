@@ -45,6 +45,7 @@ class KafkaSource:
       topic: Required.
       format: Optional, default json. What a message holds: a JSON object, or an Avro record.
       schema_file: Required for avro. The file of the schema that the records were written with.
+      schema_id: Optional, for avro. The number of that schema in a registry, which messages then begin with.
       group: Optional. A name for the servers' own statistics; nothing is ever committed under it.
       out_of_order: Optional, default 60. By how many seconds an event may come after a later one and still be on time.
       idle_after: Optional, default 60. A partition without new events for so many seconds no longer holds windows open.
@@ -57,6 +58,7 @@ class KafkaSource:
     topic: str
     format: Literal["json", "avro"] = "json"
     schema_file: str | None = None
+    schema_id: int | None = None
     group: str | None = None
     out_of_order: float = 60.0
     idle_after: float = 60.0

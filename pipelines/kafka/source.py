@@ -68,7 +68,7 @@ class ReadKafka(beam.PTransform[Any, Any]):
         self._columns = list(dict.fromkeys((*columns, time_column)))
         self._time = EventTime(time_column, time_unit)
         # Refuses a schema that cannot be used before anything runs.
-        make_parser(settings.format, settings.schema_file, self._columns)
+        make_parser(settings.format, settings.schema_file, self._columns, settings.schema_id)
         register()
 
     def expand(self, pipeline: Any) -> Any:
@@ -207,7 +207,8 @@ class _ReadPartFn(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
 
     @withheld("reading")
     def setup(self) -> None:
-        self._parse = make_parser(self._settings.format, self._settings.schema_file, self._columns)
+        settings = self._settings
+        self._parse = make_parser(settings.format, settings.schema_file, self._columns, settings.schema_id)
         self._open: dict[int, Partition] = {}
 
     def teardown(self) -> None:

@@ -419,9 +419,9 @@ def test_a_backlog_is_worked_off_exactly(broker: Broker, cluster: Cluster, tmp_p
     files.stop()
     assert not files.troubles
     for place, users in truth.items():
-        number, term = place.split()
+        window, term = place.split()
         if len(users) > 1:
-            assert files.windows[names[int(number)]].rows[term] == len(users)
+            assert files.windows[names[int(window)]].rows[term] == len(users)
     first, last = files.windows[names[0]].at, files.windows[names[-2]].at
     rate = BACKLOG * (windows - 2) / windows / (last - first)
     print(

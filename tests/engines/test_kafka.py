@@ -163,6 +163,16 @@ def test_avro_a_bad_message_costs_itself(tmp_path: Path) -> None:
         assert batch.column("at").cast(pa.int64()).to_pylist() == [1000 * place for place in rows]
 
 
+def test_avro_with_a_registry_takes_messages_of_the_named_schema_only(tmp_path: Path) -> None:
+    (tmp_path / "search.avsc").write_text(json.dumps(SCHEMA))
+    bare = [avro_message({"user": f"u{i}", "term": "t", "at": i}) for i in range(6)]
+    headers = [b"\0\0\0\0\x2a", b"\0\0\0\0\x2b", b"\x01\0\0\0\x2a", b"", b"\0\0\0\0\x2a", b"\0\0\0"]
+    values = [header + value for header, value in zip(headers, bare, strict=True)]
+    batches, dead = AvroValues(tmp_path / "search.avsc", ["user"], 42)(values)
+    assert [place for place, _ in dead] == [1, 2, 3, 5]
+    assert [user for batch, _ in batches for user in batch.column("user").to_pylist()] == ["u0", "u4"]
+
+
 def test_avro_needs_a_schema_that_can_be_used(tmp_path: Path) -> None:
     for content, complaint in ((None, "cannot be read"), ("{", "no Avro schema"), ('"string"', "no Avro schema")):
         path = tmp_path / "schema.avsc"

@@ -421,6 +421,11 @@ FIELDS: list[tuple[str, dict[str, Any], str]] = [
         f"source.pubsub.subscription must be projects/PROJECT/subscriptions/NAME, not 'events'; write {SUBSCRIPTION}",
     ),
     (
+        "number of a schema without the schema",
+        {"source": {"kafka": {"servers": "localhost:9092", "topic": "events", "schema_id": 42}}},
+        "source.kafka.schema_id is for messages in avro, beside schema_file; leave it out, or write both",
+    ),
+    (
         "subscription in avro without a schema",
         {"source": {"pubsub": {"subscription": SUBSCRIPTION, "format": "avro"}}},
         "source.pubsub.schema_file is for messages in avro, and required for them; "
