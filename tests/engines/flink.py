@@ -55,9 +55,14 @@ class Cluster:
     def jobs(self, state: str) -> list[str]:
         return [job["id"] for job in self.ask("/jobs")["jobs"] if job["status"] == state]
 
+    def alive(self) -> list[str]:
+        """Jobs that have not come to an end, and may be between two restarts."""
+        ended = ("FINISHED", "CANCELED", "FAILED")
+        return [job["id"] for job in self.ask("/jobs")["jobs"] if job["status"] not in ended]
+
     def cancel(self) -> None:
         """End what runs; a client that is gone has not done so."""
-        for job in self.jobs("RUNNING"):
+        for job in self.alive():
             self.ask(f"/jobs/{job}?mode=cancel", "PATCH")
 
     def processes(self) -> list[int]:

@@ -96,7 +96,7 @@ class Live:
                     os.killpg(client.pid, signal.SIGKILL)
                 client.wait()
                 self.cluster.cancel()
-                self.wait_until(lambda: not self.cluster.jobs("RUNNING"), 60, "the job to end")
+                self.wait_until(lambda: not self.cluster.alive(), 60, "the job to end")
 
     def wait_until(self, ready: Any, seconds: float, what: str) -> None:
         deadline = time.time() + seconds
