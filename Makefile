@@ -5,6 +5,7 @@
 # make bench    ratios against plain pyarrow and plain Beam, measured in one run
 # make profile  where the time of a run goes
 # make bench-peers  time, memory and what is published next to PipelineDP, OpenDP and plain counting; half an hour
+# make bench-scale  how time, memory and network grow, up to a hundred million events
 # make bench-mechanisms  what each gate and downstream mechanism costs next to the plain count
 
 # The first Python on hand that Beam runs on.
@@ -15,7 +16,7 @@ RUN := $(VENV)/bin/python -m
 READY := $(VENV)/ready
 CLOUD := $(VENV)/cloud
 
-.PHONY: demo demo-live test lint types unit engines test-engines bench bench-mechanisms bench-peers profile test-pythons test-lowest clean
+.PHONY: demo demo-live test lint types unit engines test-engines parts bench bench-mechanisms bench-peers bench-scale profile test-pythons test-lowest clean
 
 demo: $(READY)
 	$(VENV)/bin/tidegate demo demo/
@@ -36,11 +37,16 @@ unit: $(CLOUD)
 	$(RUN) pytest -n auto --dist worksteal --ignore tests/engines
 
 # One after the other, as each of them wants the whole machine. What is left out is named at the end, with the reason.
-engines: $(CLOUD)
+engines: $(CLOUD) parts
 	$(RUN) pytest tests/engines -m 'not long' -rs
 
-test-engines: $(CLOUD)
+test-engines: $(CLOUD) parts
 	$(RUN) pytest tests/engines -rsP
+
+# The parts of engines, all at once; what cannot be had is said by the tests that need it.
+parts:
+	@echo "looking for the parts of engines; the first time a few minutes"
+	@for get in deploy/*/get; do $$get >/dev/null 2>&1 & done; wait
 
 bench: $(READY)
 	$(RUN) benchmarks.release
@@ -50,6 +56,9 @@ bench-mechanisms: $(READY)
 
 bench-peers: $(READY)
 	$(RUN) benchmarks.peers
+
+bench-scale: $(READY)
+	$(RUN) benchmarks.scale
 
 profile: $(READY)
 	$(RUN) benchmarks.stages

@@ -107,6 +107,7 @@ def test_a_cluster_publishes_the_same_bytes(example: Example, cluster: Cluster, 
     assert example.published(name) == example.published("direct")
 
 
+@pytest.mark.long
 def test_what_is_lost_is_brought_back(example: Example, cluster: Cluster) -> None:
     cluster.script("stop", "--kill", "task-manager-1")
     cluster.script("stop", "--kill", "worker-pool")

@@ -676,6 +676,7 @@ def test_two_hundred_thousand_records(broker: Broker) -> None:
 # Behind TLS and a password.
 
 
+@pytest.mark.long
 def test_a_topic_behind_tls_and_a_password_is_read_and_written(broker: Broker, tmp_path: Path) -> None:
     password = "pa55 of the test"  # noqa: S105
     certificate = broker.restart_behind_tls(tmp_path, "tidegate", password)

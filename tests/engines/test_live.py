@@ -144,7 +144,7 @@ def test_a_topic_is_released_live_exactly_and_in_time(broker: Broker, prism: str
     assert warm[len(warm) // 2] < 5
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_folder_is_followed_live_and_silence_is_told_too(prism: str, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     path = spec(tmp_path, {"files": str(tmp_path / "in" / "*.jsonl"), "follow": True}, {"files": str(tmp_path / "out")})
