@@ -178,12 +178,18 @@ def _make_folder(place: str) -> None:
 
 def _tidy(place: str, published: Mapping[str, Any]) -> None:
     """Remove what a killed run left. Not before a release is published: until then somebody may be about to do so."""
-    keep = tuple(f"/{name}" for name in (MANIFEST, *_files(published)))
+    keep = (MANIFEST, *_files(published))
     with contextlib.suppress(Exception):  # best effort: what is left is in no manifest, so nobody reads it
-        for found in FileSystems.match([FileSystems.join(place, "*"), FileSystems.join(place, ".*")]):
-            for item in found.metadata_list:
-                if not item.path.endswith(keep):
-                    _delete(item.path)
+        if _is_local(place):
+            found = os.listdir(place)  # noqa: PTH208  (a path of Beam's file systems, whose patterns take a while)
+        else:
+            patterns = [FileSystems.join(place, "*"), FileSystems.join(place, ".*")]
+            found = [
+                item.path.rpartition("/")[2] for match in FileSystems.match(patterns) for item in match.metadata_list
+            ]
+        for name in found:
+            if name not in keep:
+                _delete(FileSystems.join(place, name))
 
 
 def _files(published: Mapping[str, Any]) -> list[str]:
@@ -240,4 +246,7 @@ def _sync_folder(place: str) -> None:
 
 def _delete(path: str) -> None:
     with contextlib.suppress(Exception):  # best effort: what is left has no manifest, so nobody reads it
-        FileSystems.delete([path])
+        if _is_local(path):
+            os.unlink(path)  # noqa: PTH108
+        else:
+            FileSystems.delete([path])
