@@ -7,7 +7,7 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -16,6 +16,10 @@ from benchmarks.peers import __main__ as peers
 from benchmarks.peers import contenders, measuring, report, utility
 from benchmarks.peers.programs.job import Job
 from benchmarks.peers.programs.tidegate_release import spec
+from benchmarks.scale import __main__ as scale
+from benchmarks.scale import measuring as scale_measuring
+from benchmarks.scale import model, streams, sweeps
+from benchmarks.scale import report as scale_report
 from tidegate.mechanisms.registry import names
 from tidegate.pipelines.spec import Spec
 
@@ -278,3 +282,155 @@ def test_a_peer_is_installed_once_and_left_out_with_the_reason_where_that_fails(
     ready, left_out = contenders.prepared(["tidegate", "pipeline-dp-local", "opendp-core"], print)
     assert [contender.name for contender in ready] == ["tidegate", "pipeline-dp-local"]
     assert "could not be made" in left_out["opendp-core"]
+
+
+# Scale: coefficients that made-up runs are made of, and that must be found again.
+COSTS = {"events": 5e-7, "sent_rows": 4e-7, "keys": 2e-6, "rows": 1e-5, "windows": 5e-3}
+
+
+def made_up_scale(
+    dearer: float = 1.0, per_event_memory: float = 0.0, hot: float = 1.0, start_ups: tuple[float, ...] = (4.0,)
+) -> list[dict[str, Any]]:
+    """Two repetitions, the second on a machine that is ten times slower."""
+    found = []
+    for repeat, load in enumerate((1.0, 10.0)):
+        for case in sweeps.cases(sweeps.LARGEST, 10 * sweeps.MILLION):
+            stream, large = case.stream, case.label == "100,000,000" and case.sweep == "events"
+            kept = min(stream.events, stream.units * min(case.bound, stream.keys_per_unit) * stream.windows)
+            numbers = {"events": stream.events, "sent_rows": kept, "keys": stream.keys * stream.windows}
+            numbers |= {"rows": stream.keys // 10, "windows": stream.windows}
+            work = sum(cost * numbers[name] for name, cost in COSTS.items())
+            work *= (dearer if large else 1.0) * (hot if "half" in case.label else 1.0)
+            units = min(kept, stream.units * stream.windows)
+            moved = {
+                model.BY_UNIT: 1000 * stream.windows + 12 * kept + 16 * units + 17 * numbers["keys"],
+                model.BY_WINDOW: 30 * numbers["rows"],
+            }
+            moved |= dict.fromkeys((model.BY_KEY, model.BY_SHARD), 10 * numbers["keys"])
+            found.append(
+                {
+                    **{"repeat": repeat, "sweep": case.sweep, "label": case.label, "bound": case.bound},
+                    **{"seconds": load * (4 + work), "processor": 4 + work, "pairs": kept, "kept": kept},
+                    **{"events": stream.events, "windows": stream.windows, "keys": numbers["keys"]},
+                    "memory": 2**28 + 100 * kept + per_event_memory * stream.events,
+                    **{"shuffled": moved, "sent_rows": kept, "sent_elements": stream.windows, "encoded_rows": kept},
+                    **{"sent_units": units, "sent_keys": numbers["keys"]},
+                    "published": {"windows": stream.windows, "rows": numbers["rows"], "bytes_a_row": 200.0},
+                }
+            )
+        tiny = {"sweep": sweeps.TINY.sweep, "label": sweeps.TINY.label, "published": {"bytes_a_row": None}}
+        found += [{**tiny, "repeat": repeat, "seconds": load * s, "processor": s, "memory": 2**28} for s in start_ups]
+    return found
+
+
+def judged(found: list[dict[str, Any]]) -> list[str]:
+    return [met for _, _, met in scale_report.verdicts(found)]
+
+
+def test_verdicts_of_scale_are_judged_by_what_was_measured() -> None:
+    assert judged(made_up_scale()) == ["met"] * 10
+    assert judged(made_up_scale(dearer=2.0))[:2] == ["MISSED", "MISSED"]
+    assert judged(made_up_scale(hot=1.6))[-4:] == ["MISSED"] * 4
+    assert judged(made_up_scale(per_event_memory=100.0))[2:6] == ["MISSED", "met", "MISSED", "MISSED"]
+    small = [one for one in made_up_scale() if one["sweep"] in (sweeps.STARTUP, "units")]
+    assert judged(small) == ["-", "-", "-", "met", *["-"] * 6]
+    ended = [one for one in made_up_scale() if one["label"] != "100,000,000"]
+    assert scale_report.verdicts(ended, ["events: 100,000,000"])[2][2] == "MISSED"
+    # Start-ups that differ by more than a run takes beside them say nothing, for or against.
+    noisy = scale_report.verdicts(made_up_scale(start_ups=(1.0, 4.0, 4.0, 60.0)))
+    assert noisy[0][1:] == ("too noisy to tell", "-")
+
+
+def test_the_cost_model_finds_the_costs_and_is_held_against_the_runs() -> None:
+    fitted = model.fit(made_up_scale())
+    assert fitted is not None
+    assert fitted["processor"] == pytest.approx(COSTS, rel=1e-3)
+    travels = [fitted["network"][name] for name in model.TRAVELS.values()]
+    assert travels == pytest.approx([1000, 12, 16, 17], rel=1e-3)
+    assert fitted["memory"]["pair"] == pytest.approx(100)
+    assert all(row["processor_said"] == pytest.approx(row["processor"], rel=1e-3) for row in fitted["checked"])
+    assert model.fit(made_up_scale()[:5]) is None
+    load = model.Load(events_a_second=1e6, window=3600)
+    flink, dataflow = (model.stretch(fitted, load, engine) for engine in model.ENGINES)
+    assert flink["cores_streaming"] == pytest.approx(1e6 * 9e-7 / 0.6, rel=0.5)
+    assert flink["shards"] == pytest.approx(3.6e9 * 100 / 2**31, rel=0.01)
+    assert flink["state"] >= flink["state_merged"] > 0
+    assert dataflow["checkpoint"] is None
+
+
+def test_no_cost_is_below_zero() -> None:
+    rows = [{"a": 1.0, "b": 1.0}, {"a": 2.0, "b": 1.0}, {"a": 3.0, "b": 1.0}]
+    assert model._least_squares(rows, ("a", "b"), [1.0, 3.0, 5.0])[1] == 0.0
+
+
+def test_a_stream_is_made_once_and_counts_its_pairs(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    hots: list[Literal["", "unit", "key"]] = ["", "unit", "key"]
+    for hot in hots:
+        stream = streams.Stream(3_000, 3, 50, 40, 4, "evenly" if hot else "as they come", hot)
+        made = streams.make(stream, tmp_path)
+        files = list(tmp_path.glob(f"{stream.folder}/*.parquet"))
+        rows = pa.concat_tables(map(pq.read_table, files)).to_pylist()
+        pairs = {(row["at"].hour, row["user"], row["term"]) for row in rows}
+        crowds: dict[tuple[int, str], int] = {}
+        for hour, user, _ in pairs:
+            crowds[hour, user] = crowds.get((hour, user), 0) + 1
+        assert (len(rows), made.pairs) == (3_000, len(pairs))
+        assert made.keys == len({(hour, term) for hour, _, term in pairs})
+        assert made.kept(3) == sum(min(size, 3) for size in crowds.values())
+        assert [row["at"] for row in rows] == sorted(row["at"] for row in rows)
+        share = max(
+            sum(row[name] == value for row in rows)
+            for name, value in (("user", "u00000000"), ("term", "term 00000000"))
+        )
+        assert (1_300 < share < 1_900) == bool(hot)
+        (tmp_path / stream.folder / "untouched").touch()
+        assert streams.make(stream, tmp_path) == made
+        assert (tmp_path / stream.folder / "untouched").exists()
+
+
+def test_scale_says_what_is_wrong_with_its_options_and_its_page_has_markers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for options in (["--sweep", "events,nothing"], ["--quick", "--write-docs"], ["--base", "10"], ["--repeats", "0"]):
+        with pytest.raises(SystemExit):
+            scale.main(options)
+    told = capsys.readouterr().err
+    assert "not nothing" in told
+    assert "leave out --quick" in told
+    assert "at least 10000" in told
+    page = tmp_path / "scale.md"
+    page.write_text(scale.PAGE.read_text())
+    scale_report.write_docs(page, dict.fromkeys(scale_report.SECTIONS, "filled\n"))
+    assert page.read_text().count("filled\n<!-- end -->") == len(scale_report.SECTIONS)
+    with pytest.raises(ValueError, match="must have a line"):
+        scale_report.write_docs(page, {"something else": "filled"})
+
+
+@pytest.mark.slow
+def test_scale_benchmark_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TIDEGATE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(scale_measuring, "SHORT_RUNS", 1)
+    scale.main(["--quick", "--sweep", "skew,repeats", "--out", str(tmp_path)])
+    written = json.loads((tmp_path / "scale.json").read_text())
+    runs = [one for one in written["measurements"] if one["sweep"] != sweeps.STARTUP]
+    assert {one["sweep"] for one in runs} == {"skew", "repeats"}
+    for one in runs:
+        assert one["published"]["windows"] == one["windows"]
+        # Every pair that counts travels at least once, in more bytes than it has.
+        assert one["sent_rows"] >= one["kept"] > 0
+        assert one["encoded_rows"] >= one["sent_rows"]
+        assert one["shuffled"][model.WHOLE] > 12 * one["sent_rows"]
+        assert one["memory"] > 2**24
+    assert "one unit has half" in (tmp_path / "scale.md").read_text()
+    assert (tmp_path / "scale.svg").read_text().startswith("<?xml")
+    captured = capsys.readouterr()
+    assert "min left" in captured.err
+    scale.main(["--from-json", str(tmp_path / "scale.json"), "--out", str(tmp_path / "again")])
+    assert (tmp_path / "again" / "scale.md").read_text() == (tmp_path / "scale.md").read_text()
+    scale.main(["--clean"])
+    assert not (tmp_path / "cache" / "scale").exists()
