@@ -4,6 +4,7 @@
 
 The pass calls the project's own functions in the order in which the pipeline does, and the real job runs next to it:
 what the job takes longer is Beam's own. Both must come to the same releases, or the profile is of something else.
+Seconds are of processor time, in all threads: on a shared machine the clock on the wall tells how busy the others are.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
@@ -25,18 +26,24 @@ from benchmarks import release as bench
 
 
 class Clock:
-    """Adds up the seconds of every stage."""
+    """Adds up the processor seconds of every step; a step is named after its stage, as `gate: draw` is."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
-        began = time.perf_counter()
+        began = time.process_time()
         try:
             yield
         finally:
-            self.seconds[stage] += time.perf_counter() - began
+            self.seconds[stage] += time.process_time() - began
+
+    def stages(self) -> dict[str, float]:
+        found: dict[str, float] = defaultdict(float)
+        for step, seconds in self.seconds.items():
+            found[step.partition(":")[0]] += seconds
+        return found
 
 
 def one_pass(spec: Any, shards: int, clock: Clock) -> None:
@@ -68,11 +75,11 @@ def one_pass(spec: Any, shards: int, clock: Clock) -> None:
     travelling: dict[tuple[int, int], list[bytes]] = defaultdict(list)
 
     def flush() -> None:
-        with clock("gather: merge and bound"):
+        with clock("bound: within a bundle"):
             whole = gathering.drain()
-        with clock("split by window and unit"):
+        with clock("shuffle: split by window and unit"):
             parts = list(whole.split(shards)) if whole is not None else []
-        with clock("encode contributions"):
+        with clock("shuffle: encode contributions"):
             for window, shard, rows in parts:
                 travelling[window, shard].append(rows_coder.encode(rows))
 
@@ -85,7 +92,7 @@ def one_pass(spec: Any, shards: int, clock: Clock) -> None:
                 break
             with clock("decode"):
                 decoded = decoder(batch)
-            with clock("gather: merge and bound"):
+            with clock("bound: within a bundle"):
                 gathering.add(decoded.contributions)
             if len(gathering) > decode._ROWS_HELD:
                 flush()
@@ -93,24 +100,24 @@ def one_pass(spec: Any, shards: int, clock: Clock) -> None:
 
     tables: dict[int, dict[int, list[bytes]]] = {window: defaultdict(list) for window in range(windows.count)}
     for (window, _), encoded in travelling.items():
-        with clock("decode contributions"):
+        with clock("shuffle: decode contributions"):
             arrived = [rows_coder.decode(data) for data in encoded]
-        with clock("bound: merge and bound"):
+        with clock("bound: all bundles"):
             bounded = bounder(Contributions.merge(arrived))
-        with clock("count keys"):
+        with clock("count: add up"):
             counted = bounded.count_keys(Tally())
-        with clock("split by key"):
+        with clock("count: split by key"):
             partial = list(split_by_key(counted, place, shards))
-        with clock("encode and decode tables"):
+        with clock("count: encode and decode tables"):
             for shard, table in partial:
                 tables[window][shard].append(table_coder.encode(table))
 
     for window, by_shard in tables.items():
-        with clock("encode and decode tables"):
+        with clock("count: encode and decode tables"):
             shares = [[table_coder.decode(data) for data in encoded] for encoded in by_shard.values()]
-        with clock("merge tables"):
+        with clock("count: merge tables"):
             merged = [ExactTable.merge(share) for share in shares]
-        with clock("digest"):
+        with clock("count: digest"):
             parts = (hashed.digest(hashed(table.keys), table.counts) for table in merged)
             digest = reduce(add_digests, parts, EMPTY_DIGEST)
         close = windows.start + window * windows.every + windows.size + windows.grace
@@ -122,14 +129,14 @@ def one_pass(spec: Any, shards: int, clock: Clock) -> None:
             rows = [(0, spec.gate_mechanism.release(*pair, noise)) for pair in zip(merged, ids, strict=True)]
         with clock("seal"):
             (sealed,) = seal.process((window, rows), PANE_INFO_UNKNOWN)
-        began = time.perf_counter()
+        began = time.process_time()
         encode_rows(sealed.rows, spec.sink[0].format)
         release_digest(sealed)
-        encoding = time.perf_counter() - began
-        began = time.perf_counter()
+        encoding = time.process_time() - began
+        began = time.process_time()
         publish(sealed, spec.sink[0].place, spec.sink[0].format)  # which encodes, too
         clock.seconds["publish: encode"] += encoding
-        clock.seconds["publish: write and sync"] += max(time.perf_counter() - began - encoding, 0)
+        clock.seconds["publish: write and sync"] += max(time.process_time() - began - encoding, 0)
 
 
 def digests(spec: Any) -> dict[str, str]:
@@ -138,16 +145,16 @@ def digests(spec: Any) -> dict[str, str]:
     return {path.parent.name: json.loads(path.read_text())["release_digest"] for path in manifests}
 
 
-def profile(data: Path, tiny: Path) -> tuple[dict[str, float], float, float]:
-    """Seconds by stage, of the real job, and of the real job with next to no events."""
+def profile(data: Path, tiny: Path) -> tuple[Clock, float, float]:
+    """Seconds by step, of the real job, and of the real job with next to no events."""
     from tidegate.pipelines.job import run
 
     def timed(source: Path, folder: Path) -> tuple[Any, float]:
         # One state folder for all, hence one secret, hence the same releases.
         spec = bench.make_spec(source, folder).model_copy(update={"state": str(folder.parent / "state")})
-        began = time.perf_counter()
+        began = time.process_time()
         run(spec)
-        return spec, time.perf_counter() - began
+        return spec, time.process_time() - began
 
     with tempfile.TemporaryDirectory(dir=data.parent) as scratch:
         timed(tiny, Path(scratch) / "cold")
@@ -159,7 +166,7 @@ def profile(data: Path, tiny: Path) -> tuple[dict[str, float], float, float]:
         one_pass(again, 1, clock)
         if digests(real) != digests(again):
             raise RuntimeError("the stages did not come to the releases of the job; they are no longer what it does")
-    return dict(clock.seconds), seconds, fixed
+    return clock, seconds, fixed
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -176,20 +183,36 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for repeat in range(chosen.repeats):
         print(f"{repeat + 1}/{chosen.repeats}", file=sys.stderr)
         measured.append(profile(data, tiny))
-    passes, jobs, fixed = [one[0] for one in measured], [one[1] for one in measured], [one[2] for one in measured]
-    totals = [sum(one.values()) for one in passes]
-    lines: dict[str, list[float]] = {stage: [one[stage] for one in passes] for stage in passes[0]}
-    lines |= {"all stages": totals, "the real job": jobs, "the real job with next to no events": fixed}
-    lines["Beam's own: real job less all stages"] = [job - total for job, total in zip(jobs, totals, strict=True)]
+    clocks, jobs, fixed = zip(*measured, strict=True)
+    totals = [sum(clock.seconds.values()) for clock in clocks]
+    beams = [job - total for job, total in zip(jobs, totals, strict=True)]
+    steps = {step: [clock.seconds[step] for clock in clocks] for step in clocks[0].seconds}
+    stages = {stage: [clock.stages()[stage] for clock in clocks] for stage in clocks[0].stages()}
+    wholes = {
+        "all stages": totals,
+        "Beam's own: real job less all stages": beams,
+        "of that, whatever comes: real job with next to no events": list(fixed),
+        "the real job": list(jobs),
+    }
     whole = bench.spread(totals)[0]
-    rows = [
-        (words, bench.shown(found), f"{found[0] / whole:.1%}", f"{found[0] / chosen.size * 1e9:,.0f}")
-        for words, found in ((words, bench.spread(seconds)) for words, seconds in lines.items())
+    parts = [
+        (title, ["", "seconds of processor", "share of all stages", "ns an event"], _rows(lines, whole, chosen.size))
+        for title, lines in (
+            (f"Stages of {chosen.size:,} events: median [least–most]", stages | wholes),
+            ("Their steps", steps),
+        )
     ]
-    title = f"Stages of {chosen.size:,} events: median [least–most]"
-    bench.show([(title, ["stage", "seconds", "share", "ns an event"], rows)], chosen.out / "stages.md")
-    written = {"events": chosen.size, "seconds": lines}
+    bench.show(parts, chosen.out / "stages.md")
+    written = {"events": chosen.size, "seconds": steps | wholes, "stages": stages}
     (chosen.out / "stages.json").write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+
+
+def _rows(lines: Mapping[str, Sequence[float]], whole: float, events: int) -> list[tuple[str, ...]]:
+    found = {words: bench.spread(seconds) for words, seconds in lines.items()}
+    return [
+        (words, bench.shown(spread), f"{spread[0] / whole:.1%}", f"{spread[0] / events * 1e9:,.0f}")
+        for words, spread in found.items()
+    ]
 
 
 if __name__ == "__main__":

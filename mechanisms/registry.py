@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import sys
 from collections.abc import Mapping
-from importlib.metadata import entry_points
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -38,7 +40,7 @@ def build(
 
     `defaults` are given to mechanisms that take them.
     """
-    points = list(entry_points(group=GROUP, name=name))
+    points = _installed(name, tuple(sys.path))
     if not points:
         known = names(roles)
         if not known:
@@ -68,6 +70,12 @@ def build(
         sentence = str(problem)
         field = next((p for p in parameters if sentence.startswith(p)), "mechanism")
         raise MechanismError(field, sentence.removeprefix(field).strip()) from None
+
+
+@lru_cache
+def _installed(name: str, _: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """Whoever has that name. Looking through all packages takes a while, and what is installed changes with the path."""
+    return tuple(entry_points(group=GROUP, name=name))
 
 
 def _nearest(word: str, words: list[str]) -> str:

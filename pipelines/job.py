@@ -38,7 +38,7 @@ def assemble(
     pipeline: Any, spec: Spec, files: Sequence[str], secret: Secret, shards: int, log: ProgressLog | None
 ) -> Any:
     """The whole pipeline of a spec; gives the names of the windows that are published."""
-    read = pipeline | "source" >> _source(spec, files)
+    read = pipeline | "source" >> _source(spec, files, spread=shards > 1)
     batches = read["batches"] | "Count rows read" >> Counting(log, "rows", len) if log else read["batches"]
     keep = WriteDeadLetters(spec.dead_letters) if spec.dead_letters else None
     if keep is not None:
@@ -50,11 +50,11 @@ def assemble(
     return published | "Count windows published" >> Counting(log, "windows") if log else published
 
 
-def _source(spec: Spec, files: Sequence[str]) -> Any:
+def _source(spec: Spec, files: Sequence[str], spread: bool) -> Any:
     if spec.source.files is not None and spec.source.follow:
         return FollowFiles(spec.source.files, spec.source.kind, spec.event_columns)
     if spec.source.files is not None:
-        return ReadFiles(files, spec.source.kind, spec.event_columns)
+        return ReadFiles(files, spec.source.kind, spec.event_columns, spread=spread)
     if (messages := spec.source.pubsub) is not None:
         _need_gcp("pubsub", "google.cloud.pubsub")
         from tidegate.pipelines.pubsub import ReadPubSub

@@ -54,15 +54,21 @@ def match_files(pattern: str) -> list[str]:
 
 
 class ReadFiles(beam.PTransform[Any, Any]):
-    """Files → {"batches": record batches of the named columns, "dead": DeadLetter}."""
+    """Files → {"batches": record batches of the named columns, "dead": DeadLetter}.
 
-    def __init__(self, files: Sequence[str], kind: Format, columns: Sequence[str]) -> None:
+    With `spread`, parts of files go to all workers there are; where there is only one, it costs start-up for nothing.
+    """
+
+    def __init__(self, files: Sequence[str], kind: Format, columns: Sequence[str], *, spread: bool = True) -> None:
         super().__init__()
-        self._files, self._kind, self._columns = list(files), kind, list(columns)
+        self._files, self._kind, self._columns, self._spread = list(files), kind, list(columns), spread
         register()
 
     def expand(self, pipeline: Any) -> Any:
-        return pipeline | "Files" >> beam.Create(self._files) | "Read" >> _Read(self._kind, self._columns)
+        if self._spread:
+            return pipeline | "Files" >> beam.Create(self._files) | "Read" >> _Read(self._kind, self._columns)
+        reader = ReadAllFn(self._files, self._kind, self._columns)
+        return _read_by(reader, pipeline | "Files" >> beam.Impulse())
 
 
 class _Read(beam.PTransform[Any, Any]):
@@ -73,16 +79,17 @@ class _Read(beam.PTransform[Any, Any]):
         self._kind, self._columns = kind, columns
 
     def expand(self, names: Any) -> Any:
-        read = (
+        parts = (
             names
             | "Parts" >> beam.FlatMap(_parts, self._kind).with_output_types(tuple[str, int | None])
             | "Spread" >> beam.Reshuffle()
-            | "Rows"
-            >> beam.ParDo(ReadFn(self._kind, self._columns))
-            .with_output_types(pa.RecordBatch)
-            .with_outputs(DEAD, main="batches")
         )
-        return typed(read, **{DEAD: DeadLetter})
+        return _read_by(ReadFn(self._kind, self._columns), parts)
+
+
+def _read_by(reader: ReadFn, parts: Any) -> Any:
+    rows = beam.ParDo(reader).with_output_types(pa.RecordBatch).with_outputs(DEAD, main="batches")
+    return typed(parts | "Rows" >> rows, **{DEAD: DeadLetter})
 
 
 class FollowFiles(beam.PTransform[Any, Any]):
@@ -126,6 +133,18 @@ class ReadFn(beam.DoFn):
                 yield beam.pvalue.TaggedOutput(DEAD, item)
             else:
                 yield item
+
+
+class ReadAllFn(ReadFn):
+    """Reads all files, one after the other."""
+
+    def __init__(self, files: list[str], kind: Format, columns: list[str]) -> None:
+        super().__init__(kind, columns)
+        self._files = files
+
+    def process(self, _: object) -> Iterator[Any]:
+        for path in self._files:
+            yield from super().process((path, None))
 
 
 @withheld("reading")

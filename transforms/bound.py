@@ -24,7 +24,7 @@ from tidegate.transforms.terms import Terms
 
 
 class Bound(beam.PTransform[Any, Any]):
-    """(shard of units, Contributions) → (shard of keys, partial ExactTable)."""
+    """(window and shard of units, Contributions) → (shard of keys, partial ExactTable)."""
 
     def __init__(self, terms: Terms, secret: Secret, shards: int) -> None:
         super().__init__()
@@ -78,6 +78,10 @@ class BoundFn(beam.DoFn):
 
 def split_by_key(table: ExactTable, place: KeyedHash, shards: int) -> Iterator[tuple[int, ExactTable]]:
     """The table in parts, each key always in the same one."""
+    if shards == 1:
+        if len(table):
+            yield 0, table
+        return
     shard = (place(table.keys)[:, 0] % np.uint64(shards)).astype(np.int64)
     for number in range(shards):
         rows = np.flatnonzero(shard == number)

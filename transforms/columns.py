@@ -166,11 +166,15 @@ def read_text(
         texts = pc.if_else(pa.array(fault_of_value == 0), texts, "")
     # Different values may have one text (1 and 1.0), and a dictionary may repeat itself.
     distinct = texts.dictionary_encode()
-    codes = column.indices.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-    fault = fault_of_value[codes]
+    indices = column.indices.fill_null(0) if column.indices.null_count else column.indices
+    codes = indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    # Looking something up for every row is most of the work here, and seldom needed.
+    fault = fault_of_value[codes] if fault_of_value.any() else np.zeros(rows, np.uint8)
     if column.indices.null_count:
         fault[column.indices.is_null().to_numpy(zero_copy_only=False)] = missing
-    return TextColumn(distinct.indices.to_numpy().astype(np.int64)[codes], distinct.dictionary, fault)
+    if len(distinct.dictionary) < len(texts):
+        codes = distinct.indices.to_numpy().astype(np.int64)[codes]
+    return TextColumn(codes, distinct.dictionary, fault)
 
 
 def _texts(values: pa.Array, missing: Fault) -> tuple[pa.Array, Faults]:

@@ -74,14 +74,14 @@ class Contributions:
         """All rows together, counts of equal rows summed. Order does not matter."""
         if len(parts) == 1:
             return parts[0]
-        units = _as_binary(np.concatenate([part.units for part in parts])).dictionary_encode()
+        units, unit_indices = _distinct(np.concatenate([part.units for part in parts]))
         keys = pa.concat_arrays([part.keys for part in parts]).dictionary_encode()
         return Contributions.gather(
             np.concatenate([part.window for part in parts]),
-            _recode([part.unit for part in parts], [len(part.units) for part in parts], units.indices),
-            _recode([part.key for part in parts], [len(part.keys) for part in parts], keys.indices),
+            _recode([part.unit for part in parts], [len(part.units) for part in parts], unit_indices),
+            _recode([part.key for part in parts], [len(part.keys) for part in parts], keys.indices.to_numpy()),
             _concat_counts(parts),
-            _as_ids(units.dictionary),
+            units,
             keys.dictionary,
             [np.concatenate(values) for values in zip(*(part.values for part in parts), strict=True)],
             parts[0].operations,
@@ -321,7 +321,11 @@ def _group(window: Codes, unit: Codes, key: Codes, units: int, keys: int, in_ord
         new[1:] = (np.diff(window) != 0) | (np.diff(unit) != 0) | (np.diff(key) != 0)
         first = np.flatnonzero(new)
         return _Groups(window[first], unit[first], key[first], first, order)
-    packed = (((window << unit_bits) | unit) << key_bits) | key
+    packed = unit.copy()
+    if window_bits:
+        packed |= window << unit_bits
+    packed <<= key_bits
+    packed |= key
     order = np.argsort(packed, kind="stable") if in_order else None
     if order is None:
         packed.sort()
@@ -359,12 +363,23 @@ def _compact(codes: Codes, size: int) -> tuple[Codes, Codes]:
     return (np.cumsum(present) - 1)[codes], np.flatnonzero(present)
 
 
-def _recode(codes: Sequence[Codes], sizes: Sequence[int], indices: pa.Array) -> Codes:
+def _recode(codes: Sequence[Codes], sizes: Sequence[int], indices: npt.NDArray[np.integer]) -> Codes:
     """Codes of several dictionaries → codes of the one dictionary that `indices` maps their concatenation to."""
-    mapping: Codes = indices.to_numpy().astype(np.int64)
-    offsets = np.cumsum([0, *sizes[:-1]])
-    recoded: Codes = mapping[np.concatenate([code + offset for code, offset in zip(codes, offsets, strict=True)])]
-    return recoded
+    mappings = np.split(indices.astype(np.int64), np.cumsum(sizes[:-1]))  # each small enough for the processor's cache
+    return np.concatenate([mapping[code] for mapping, code in zip(mappings, codes, strict=True)])
+
+
+def _distinct(ids: Ids) -> tuple[Ids, npt.NDArray[np.integer]]:
+    """Distinct identifiers in the order in which they first appear, and which of them each one is."""
+    # Numbers are found several times faster than bytes, and half of an identifier is all but certain to tell it apart.
+    halves = pa.array(np.ascontiguousarray(ids[:, 0])).dictionary_encode()
+    place = halves.indices.to_numpy()
+    first = np.empty(len(halves.dictionary), np.int64)
+    first[place[::-1]] = np.arange(len(ids) - 1, -1, -1)
+    if np.array_equal(ids[first, 1][place], ids[:, 1]):
+        return ids[first], place
+    whole = _as_binary(ids).dictionary_encode()
+    return _as_ids(whole.dictionary), whole.indices.to_numpy()
 
 
 def _as_binary(ids: Ids) -> pa.Array:

@@ -36,7 +36,9 @@ SOURCE, FIRST_ROW = b"tidegate.source", b"tidegate.first_row"
 """Schema metadata of a raw batch: where its rows came from."""
 
 _ROWS_A_BATCH = 1 << 20
-_ROWS_HELD = 1 << 22
+_ROWS_HELD = 1 << 23
+"""Some 200 MB. What is sent is forgotten, and sent again with the next event of the same unit and key."""
+
 _ROWS_AN_ELEMENT = 1 << 18
 
 
@@ -102,7 +104,8 @@ class Decoder:
         values, value_fault = self._values(batch)
         fault = unit.fault
         for other in (key.fault, time_fault, value_fault):
-            fault = np.where(fault > 0, fault, other)
+            if other.any():
+                fault = np.where(fault > 0, fault, other)
         unit_codes, key_codes = unit.codes, key.codes
         admitted = admitted_by(self._gate, key.values)
         good = fault == 0
@@ -118,16 +121,20 @@ class Decoder:
             unit_codes, key_codes, times = unit_codes[rows], key_codes[rows], times[rows]
             values = [value[rows] for value in values]
         rows, window = self._windows.assign(times)
-        outside = len(times) - len(np.unique(rows) if self._windows.size > self._windows.every else rows)
-        windows = _arrivals(window, times[rows])
+        overlapping = self._windows.size > self._windows.every
+        outside = len(times) - len(np.unique(rows) if overlapping else rows)
+        if outside or overlapping:  # else every row is in one window, and they stand as they stood
+            unit_codes, key_codes, times = unit_codes[rows], key_codes[rows], times[rows]
+            values = [value[rows] for value in values]
+        windows = _arrivals(window, times)
         contributions = Contributions.gather(
             window,
-            unit_codes[rows],
-            key_codes[rows],
+            unit_codes,
+            key_codes,
             None,
             self._identify(unit.values),
             key.values,
-            [value[rows] for value in values],
+            values,
             [slot.operation for slot in self._slots],
         ).capped(self._per_key)
         return Decoded(contributions, windows, dead, outside, left_out)
@@ -159,7 +166,7 @@ class Decoder:
 
 
 class Decode(beam.PTransform[Any, Any]):
-    """Raw batches → {None: (shard, Contributions) by window carrier timestamp, "dead": DeadLetter}."""
+    """Raw batches → {None: (window and shard, Contributions) by window carrier timestamp, "dead": DeadLetter}."""
 
     def __init__(self, terms: Terms, secret: Secret, shards: int) -> None:
         super().__init__()
@@ -229,7 +236,8 @@ class DecodeFn(beam.DoFn):
                 # All elements of a window are late or none is, so that one of them can speak for all.
                 told = untold.pop(window, None)
                 part = replace(part, events=told.events if told else 0, terms=self._terms.digest)
-                yield WindowedValue((shard, part), timestamp, (GlobalWindow(),))
+                # By window too: what is grouped under one key is gone through for every window that closes.
+                yield WindowedValue((window * self._shards + shard, part), timestamp, (GlobalWindow(),))
 
 
 def stage_key(terms: Terms, secret: Secret) -> bytes:
@@ -254,6 +262,8 @@ def _arrivals(window: npt.NDArray[np.int64], times: npt.NDArray[np.int64]) -> di
         return {}
     first = int(window.min())
     span = int(window.max()) - first + 1
+    if span == 1:
+        return {first: Arrivals(len(window), int(times.min()))}
     if span > 4 * len(window) + 1024:  # a few events far apart: no room for all windows between them
         there, place = np.unique(window, return_inverse=True)
     else:

@@ -63,6 +63,11 @@ def _encoded(shard: int, table: ExactTable) -> tuple[int, tuple[bool, bytes]]:
     return shard, (True, ExactTableCoder().encode(table))
 
 
+def beside_digest(table: ExactTable, digest: bytes) -> list[tuple[bool, bytes]]:
+    """A table and its digest as the grouping by shard would bring them together."""
+    return [_encoded(0, table)[1], (False, digest)]
+
+
 class GateFn(beam.DoFn):
     """Releases one shard of a window's keys."""
 

@@ -46,6 +46,7 @@ from tidegate.transforms.seal import Seal, Ticks
 from tidegate.transforms.secret import Secret
 from tidegate.transforms.terms import Terms, make_terms
 from tidegate.transforms.then import Then
+from tidegate.transforms.whole import WholeWindows
 
 SHARDS = 8
 
@@ -93,21 +94,30 @@ class PrivateReleases(beam.PTransform[Any, Any]):
                 "write end: 2026-01-02T00:00:00Z"
             )
         terms, secret = self._terms, self._secret
-        windows = terms.window.windows
-        decoded = (
-            events
-            | "Leave the caller's windows" >> beam.WindowInto(GlobalWindows())
-            | "Batches" >> beam.ParDo(BatchFn(terms)).with_output_types(pa.RecordBatch)
-            | "decode" >> Decode(terms, secret, self._shards)
-        )
+        decoded = self._batches(events) | "decode" >> Decode(terms, secret, self._shards)
         if self._dead_letters is not None:
             decoded[DEAD] | "dead letters" >> self._dead_letters
+        contributions = decoded["contributions"]
+        if self._shards == 1 and not terms.window.windows.endless:
+            return contributions | "whole windows" >> WholeWindows(terms, secret)
+        return self._spread(contributions)
+
+    def _batches(self, events: Any) -> Any:
+        """Record batches in no windows: what has that form already is left alone, since steps cost start-up."""
+        if not events.windowing.is_default():
+            events = events | "Leave the caller's windows" >> beam.WindowInto(GlobalWindows())
+        if events.element_type is pa.RecordBatch:
+            return events
+        return events | "Batches" >> beam.ParDo(BatchFn(self._terms)).with_output_types(pa.RecordBatch)
+
+    def _spread(self, contributions: Any) -> Any:
+        """The stages one by one, each on as many workers as there are shards."""
+        terms, secret = self._terms, self._secret
+        windows = terms.window.windows
         partial = (
-            decoded["contributions"]
-            | "Into windows" >> windows.into_carriers()
-            | "bound" >> Bound(terms, secret, self._shards)
+            contributions | "Into windows" >> windows.into_carriers() | "bound" >> Bound(terms, secret, self._shards)
         )
-        ticks = events.pipeline | "ticks" >> Ticks(windows) | "Ticks into windows" >> windows.into_carriers()
+        ticks = contributions.pipeline | "ticks" >> Ticks(windows) | "Ticks into windows" >> windows.into_carriers()
         if public_keys_of(terms.gate_mechanism):
             public = ticks | "Public keys" >> beam.ParDo(PublicKeysFn(terms, secret, self._shards)).with_output_types(
                 tuple[int, ExactTable]

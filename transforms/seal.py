@@ -47,7 +47,7 @@ class Ticks(beam.PTransform[Any, Any]):
             )
         return (
             pipeline
-            | "Range" >> beam.Create([windows.count])
+            | "Range" >> beam.Impulse()
             | "Tick" >> beam.FlatMap(_ticks, windows).with_output_types(tuple[int, Rows])
         )
 
@@ -56,8 +56,8 @@ def _tick(_: object) -> tuple[int, Rows]:
     return -1, Rows.concat([])
 
 
-def _ticks(count: int, windows: Windows) -> Iterator[Any]:
-    for window in range(count):
+def _ticks(_: object, windows: Windows) -> Iterator[Any]:
+    for window in range(windows.count):
         yield TimestampedValue(_tick(None), windows.carrier_timestamp(window, windows.start))
 
 

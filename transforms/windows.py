@@ -64,6 +64,10 @@ class Windows:
 
     def assign(self, times: Micros) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """(row, window) for every window of the range that each event falls into."""
+        if len(times) and self.size == self.every:
+            first, last = ((int(time) - self.start) // self.every for time in (times.min(), times.max()))
+            if first == last and 0 <= first < self.count:  # as in most batches of a stream
+                return np.arange(len(times)), np.full(len(times), first, np.int64)
         newest = np.floor_divide(times - self.start, self.every)
         rows, windows = [], []
         for back in range(self.size // self.every):

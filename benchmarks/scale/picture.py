@@ -44,7 +44,8 @@ def _draw_time(axes: Any, rows: list[Measured]) -> None:
     axes.set_xscale("log")
     axes.set_xlabel("times as many events, keys, units, …", color=_QUIET)
     axes.set_title("Processor time an event, by the smallest run's", loc="left", weight="bold", size=13, pad=9)
-    axes.legend(loc="upper left")
+    if axes.get_legend_handles_labels()[0]:  # short runs may all be too noisy to show
+        axes.legend(loc="upper left")
 
 
 def _draw_memory(axes: Any, rows: list[Measured]) -> None:

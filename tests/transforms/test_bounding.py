@@ -166,3 +166,16 @@ def test_memory_follows_distinct_rows_not_events(monkeypatch: pytest.MonkeyPatch
     assert whole is not None
     assert len(whole) == 50
     assert len(gathering) == 0
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [[[1, 1], [1, 2], [3, 1], [1, 1], [1, 2]], [[5, 1], [2, 9], [5, 1]], [[7, 7]]],
+    ids=["half alike", "apart", "one"],
+)
+def test_identifiers_are_told_apart_by_all_of_their_bits(ids: list[list[int]]) -> None:
+    from tidegate.transforms.contributions import _distinct
+
+    found, place = _distinct(np.array(ids, np.uint64))
+    assert found.tolist() == list(map(list, dict.fromkeys(map(tuple, ids))))
+    assert found[place].tolist() == ids
