@@ -13,7 +13,7 @@ flink_folder=$cache/flink-$FLINK
 job_server_jar=$job_server_folder/tidegate-flink-job-server.jar
 # What a cluster was started with; open_cluster fills them in.
 # shellcheck disable=SC2034
-rest_port='' job_port='' interval='' artifact_port='' expansion_port='' pool_port='' rpc_port='' python='' working_folder=''
+rest_port='' job_port='' interval='' artifact_port='' expansion_port='' pool_port='' rpc_port='' python=''
 
 # What Java 17 closes and Flink and Beam's Java side reach into.
 java_opens=()
@@ -146,7 +146,6 @@ run_on_cluster() {
   [[ -n $spec ]] || { usage >&2 && exit 2; }
   open_cluster
   if ! listens "$job_port" || ! listens "$pool_port"; then fail "the cluster in $folder is not whole; run deploy/flink/start"; fi
-  [[ $PWD == "$working_folder" ]] || say "note: relative paths in a spec are relative to $working_folder on the workers, where start was run"
   degree=${degree:-$parallelism}
   # Without the second, a checkpoint holds back rows whose window then closes without them.
   [[ -n $batch ]] || options=(--streaming --finish_bundle_before_checkpointing "${options[@]}")

@@ -1,4 +1,4 @@
-"""A stream without an end keeps its terms: it is not resumed under others into the same sink."""
+"""Handing a spec to a runner: what a stream may not change, and what its workers must find."""
 
 from __future__ import annotations
 
@@ -52,3 +52,36 @@ def test_other_terms_are_refused_by_name(tmp_path: Path, changes: dict[str, Any]
         refuse_other_terms(spec(tmp_path, **changes))
     assert told in str(refused.value)
     assert str(tmp_path / "out") in str(refused.value)
+
+
+def test_paths_are_made_absolute_for_workers_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    fields = terms(window={"size": "10s", "start": "2026-01-01T00:00:00Z", "end": None})
+    kafka = {
+        "servers": "localhost:9092",
+        "topic": "events",
+        "security": "in.properties",
+        "format": "avro",
+        "schema_file": "a.avsc",
+    }
+    sinks = [
+        {"files": "out"},
+        {"files": "gs://bucket/out"},
+        {"kafka": {"servers": "k:1", "topic": "t", "security": "/etc/k"}},
+    ]
+    spec = Spec.model_validate({**fields, "source": {"kafka": kafka}, "sink": sinks, "dead_letters": "dead"})
+    moved = spec.with_absolute_paths()
+    assert moved.digest == spec.digest
+    assert moved.source.kafka is not None
+    assert (moved.source.kafka.security, moved.source.kafka.schema_file) == (
+        f"{tmp_path}/in.properties",
+        f"{tmp_path}/a.avsc",
+    )
+    assert [sink.files for sink in moved.sink] == [f"{tmp_path}/out", "gs://bucket/out", None]
+    assert moved.sink[2].kafka is not None
+    assert moved.sink[2].kafka.security == "/etc/k"
+    assert (moved.dead_letters, moved.state) == (f"{tmp_path}/dead", f"{tmp_path}/.tidegate")
+    followed = Spec.model_validate(
+        {**fields, "source": {"files": "in/*.jsonl", "follow": True}, "sink": {"files": "out"}}
+    )
+    assert followed.with_absolute_paths().source.files == f"{tmp_path}/in/*.jsonl"
