@@ -126,19 +126,25 @@ def _flink(given: dict[str, str], endless: bool) -> tuple[str, list[str]]:
             "the Beam option --checkpointing_interval must be above 0 for a stream: without checkpoints a restart would "
             "read everything again; leave it out, or write --checkpointing_interval=10000"
         )
+    if given.get("checkpointing_mode", "EXACTLY_ONCE").upper() != "EXACTLY_ONCE":
+        raise SpecError(
+            "the Beam option --checkpointing_mode must be EXACTLY_ONCE: what a unit did could else be counted twice after it "
+            "was bounded, and neither counts nor the guarantee would hold; leave it out"
+        )
     live = [
         "--streaming",
         f"--checkpointing_interval={_CHECKPOINT_MILLISECONDS}",
         f"--max_bundle_time_mills={_BUNDLE_MILLISECONDS}",
-        # Else what a stage puts out while a checkpoint is taken is held back, the watermark passes it, and it is lost.
-        "--finish_bundle_before_checkpointing",
     ]
+    # Else what a stage puts out while a checkpoint is taken is held back, the watermark passes it, and it is lost.
+    whole = ["--finish_bundle_before_checkpointing"] if endless or "streaming" in given else []
+    always = [*whole, *(live if endless else [])]
     if "job_endpoint" in given:
-        return "PortableRunner", live if endless else []
+        return "PortableRunner", always
     # Inside this process, with the job server that deploy/flink/get has put together; else Beam looks for one itself.
     built = sorted(cache().glob("flink-job-server-*/tidegate-flink-job-server.jar"))
     server = [f"--flink_job_server_jar={built[-1]}", f"--flink_version={FLINK}"] if built else []
-    return "FlinkRunner", ["--environment_type=LOOPBACK", *server, *(live if endless else [])]
+    return "FlinkRunner", ["--environment_type=LOOPBACK", *server, *always]
 
 
 def _dataflow(given: dict[str, str], endless: bool) -> tuple[str, list[str]]:

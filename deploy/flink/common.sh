@@ -147,8 +147,7 @@ run_on_cluster() {
   open_cluster
   if ! listens "$job_port" || ! listens "$pool_port"; then fail "the cluster in $folder is not whole; run deploy/flink/start"; fi
   degree=${degree:-$parallelism}
-  # Without the second, a checkpoint holds back rows whose window then closes without them.
-  [[ -n $batch ]] || options=(--streaming --finish_bundle_before_checkpointing "${options[@]}")
+  [[ -n $batch ]] || options=(--streaming "${options[@]}")
   # One Python process a slot, since one of them keeps no more than one core busy.
   exec "$python" -m tidegate run "$spec" --runner flink -- --job_endpoint="localhost:$job_port" \
     --environment_type=EXTERNAL --environment_config="localhost:$pool_port" --parallelism="$degree" \

@@ -10,6 +10,7 @@ import pytest
 from tests.transforms.running import terms
 from tidegate.pipelines.job import refuse_other_terms
 from tidegate.pipelines.publish import publish
+from tidegate.pipelines.runners import Chosen, choose
 from tidegate.pipelines.spec import Spec
 from tidegate.transforms.problems import SpecError
 from tidegate.transforms.release import ROW_SCHEMA, Release
@@ -85,3 +86,24 @@ def test_paths_are_made_absolute_for_workers_elsewhere(tmp_path: Path, monkeypat
         {**fields, "source": {"files": "in/*.jsonl", "follow": True}, "sink": {"files": "out"}}
     )
     assert followed.with_absolute_paths().source.files == f"{tmp_path}/in/*.jsonl"
+
+
+def given(chosen: Chosen) -> dict[str, Any]:
+    return dict(chosen.options.get_all_options(drop_default=True, retain_unknown_options=True))
+
+
+@pytest.mark.parametrize("where", [["--job_endpoint=localhost:1"], []], ids=["cluster", "embedded"])
+def test_flink_holds_back_no_row_of_a_stream(where: list[str]) -> None:
+    assert given(choose("flink", where, endless=True))["finish_bundle_before_checkpointing"]
+    assert given(choose("flink", [*where, "--streaming"], endless=False))["finish_bundle_before_checkpointing"]
+    assert "finish_bundle_before_checkpointing" not in given(choose("flink", where, endless=False))
+
+
+@pytest.mark.parametrize("endless", [True, False])
+def test_flink_counts_nothing_twice(endless: bool) -> None:
+    choose("flink", ["--checkpointing_mode=EXACTLY_ONCE"], endless)
+    for mode in (["--checkpointing_mode=AT_LEAST_ONCE"], ["--checkpointing_mode", "at_least_once"]):
+        with pytest.raises(SpecError, match="--checkpointing_mode must be EXACTLY_ONCE"):
+            choose("flink", mode, endless)
+    with pytest.raises(SpecError, match="must be above 0 for a stream"):
+        choose("flink", ["--checkpointing_interval=-1"], endless=True)
