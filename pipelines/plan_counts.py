@@ -34,7 +34,8 @@ def read_counts(path: Path) -> Seen:
     try:
         if path.suffix == ".parquet":
             with path.open("rb") as file:
-                table = pq.read_table(file)
+                # On this thread alone: threads of Arrow's pool may still hold the file when the command ends, and abort it.
+                table = pq.ParquetFile(file).read(use_threads=False)
             columns = [table.column(place) for place in range(table.num_columns)]
             rows = list(zip(*(column.to_pylist() for column in columns), strict=True))
         elif path.suffix == ".csv":

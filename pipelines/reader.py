@@ -200,7 +200,8 @@ def _read_rows(path: str, file: dict[str, Any]) -> pa.Table:
 
         table = decode_table(data)
     elif file["format"] == "parquet":
-        table = pq.read_table(pa.BufferReader(data))
+        # On this thread alone: threads of Arrow's pool may still hold the bytes when a short command ends, and abort it.
+        table = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
     else:
         table = _from_jsonl(data)
     return table.cast(ROW_SCHEMA)
