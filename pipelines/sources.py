@@ -7,7 +7,8 @@ touches and no more; a file that cannot be opened at all fails the run by name.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from typing import Any, Literal
 
 import apache_beam as beam
@@ -15,6 +16,7 @@ import pyarrow as pa
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.metrics import Metrics
 
+from tidegate.pipelines.formats.ahead import ahead
 from tidegate.pipelines.formats.files import Item, Peek, open_file
 from tidegate.pipelines.remote import reach
 from tidegate.transforms.coders import register, typed
@@ -127,7 +129,11 @@ class ReadFn(beam.DoFn):
     @withheld("reading")
     def process(self, part: tuple[str, int | None]) -> Iterator[Any]:
         path, group = part
-        for item in read_file(path, self._kind, self._columns, group):
+        with closing(ahead(read_file(path, self._kind, self._columns, group))) as items:
+            yield from self._apart(items)
+
+    def _apart(self, items: Iterable[Item]) -> Iterator[Any]:
+        for item in items:
             if isinstance(item, DeadLetter):
                 Metrics.counter("tidegate", f"dead_{item.reason}").inc()
                 yield beam.pvalue.TaggedOutput(DEAD, item)
@@ -158,7 +164,7 @@ def _parts(path: str, kind: Format) -> Iterator[tuple[str, int | None]]:
         yield path, None
 
 
-def read_file(path: str, kind: Format, columns: Sequence[str], group: int | None = None) -> Iterator[Item]:
+def read_file(path: str, kind: Format, columns: Sequence[str], group: int | None = None) -> Generator[Item]:
     """The batches of a file, or of one of its row groups."""
     with open_file(path) as file:
         try:
