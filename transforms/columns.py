@@ -125,7 +125,7 @@ def _words(value: object) -> str:
 
 @dataclass(frozen=True)
 class TextColumn:
-    """A column as codes into distinct texts, and a fault for each row (its code is then meaningless)."""
+    """A column as codes into texts, and a fault for each row (its code is then meaningless)."""
 
     codes: Codes
     values: pa.Array
@@ -141,9 +141,18 @@ def _all(rows: int, fault: Fault) -> TextColumn:
 
 
 def read_text(
-    column: pa.Array, missing: Fault, limit: int, empty: Fault = Fault.none, blanks: Sequence[str] = ()
+    column: pa.Array,
+    missing: Fault,
+    limit: int,
+    empty: Fault = Fault.none,
+    blanks: Sequence[str] = (),
+    *,
+    distinct: bool = True,
 ) -> TextColumn:
-    """Text, or anything with one obvious text: integers, booleans, dates. `limit` is in bytes; `blanks` mean missing."""
+    """Text, or anything with one obvious text: integers, booleans, dates. `limit` is in bytes; `blanks` mean missing.
+
+    Different values may have one text (1 and 1.0), and a dictionary may repeat itself: without `distinct` so may the texts.
+    """
     rows = len(column)
     if pa.types.is_null(column.type) or rows == 0:
         return _all(rows, missing)
@@ -164,17 +173,15 @@ def read_text(
         fault_of_value[(fault_of_value == 0) & (lengths == 0)] = empty
     if fault_of_value.any():  # nobody is to carry or identify these, long as they may be
         texts = pc.if_else(pa.array(fault_of_value == 0), texts, "")
-    # Different values may have one text (1 and 1.0), and a dictionary may repeat itself.
-    distinct = texts.dictionary_encode()
     indices = column.indices.fill_null(0) if column.indices.null_count else column.indices
     codes = indices.to_numpy(zero_copy_only=False).astype(np.int64)
     # Looking something up for every row is most of the work here, and seldom needed.
     fault = fault_of_value[codes] if fault_of_value.any() else np.zeros(rows, np.uint8)
     if column.indices.null_count:
         fault[column.indices.is_null().to_numpy(zero_copy_only=False)] = missing
-    if len(distinct.dictionary) < len(texts):
-        codes = distinct.indices.to_numpy().astype(np.int64)[codes]
-    return TextColumn(codes, distinct.dictionary, fault)
+    if distinct and len((once := texts.dictionary_encode()).dictionary) < len(texts):
+        return TextColumn(once.indices.to_numpy().astype(np.int64)[codes], once.dictionary, fault)
+    return TextColumn(codes, texts, fault)
 
 
 def _texts(values: pa.Array, missing: Fault) -> tuple[pa.Array, Faults]:

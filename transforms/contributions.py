@@ -369,6 +369,15 @@ def _recode(codes: Sequence[Codes], sizes: Sequence[int], indices: npt.NDArray[n
     return np.concatenate([mapping[code] for mapping, code in zip(mappings, codes, strict=True)])
 
 
+def distinct_units(ids: Ids, codes: Codes) -> tuple[Ids, Codes]:
+    """Every identifier once, and codes into them. A unit that is there twice would be bounded twice."""
+    halves = np.sort(ids[:, 0])  # a quarter of the time that looking for equal texts takes
+    if len(halves) < 2 or (halves[1:] != halves[:-1]).all():
+        return ids, codes
+    distinct, place = _distinct(ids)
+    return distinct, place.astype(np.int64)[codes]
+
+
 def _distinct(ids: Ids) -> tuple[Ids, npt.NDArray[np.integer]]:
     """Distinct identifiers in the order in which they first appear, and which of them each one is."""
     # Numbers are found several times faster than bytes, and half of an identifier is all but certain to tell it apart.

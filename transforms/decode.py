@@ -24,7 +24,7 @@ from apache_beam.utils.windowed_value import WindowedValue
 from tidegate.mechanisms.keyed import KeyedHash, derive_key
 from tidegate.mechanisms.mechanism import Bounds, admitted_by
 from tidegate.transforms.columns import ROW, Fault, TextColumn, join_keys, read_number, read_text, read_time
-from tidegate.transforms.contributions import Bounder, Contributions, Gathering, Tally
+from tidegate.transforms.contributions import Bounder, Contributions, Gathering, Tally, distinct_units
 from tidegate.transforms.prepare import Preparer
 from tidegate.transforms.problems import withheld
 from tidegate.transforms.secret import Secret
@@ -97,7 +97,9 @@ class Decoder:
             dead += _letters(raw, prepared.failed, np.full(len(prepared.failed), Fault.not_prepared, np.uint8))
             left_out = len(batch) - len(prepared.rows) - len(prepared.failed)
             batch, origin = prepared.batch, prepared.rows
-        unit = self._text(batch, self._columns.unit, Fault.missing_unit, limit=1 << 16, empty=Fault.empty_unit)
+        unit = self._text(
+            batch, self._columns.unit, Fault.missing_unit, limit=1 << 16, empty=Fault.empty_unit, distinct=False
+        )
         parts = [self._text(batch, name, Fault.missing_key, self._columns.max_key_bytes) for name in self._columns.key]
         key = parts[0] if len(parts) == 1 else join_keys(parts, self._columns.max_key_bytes)
         times, time_fault = self._times(batch)
@@ -106,7 +108,8 @@ class Decoder:
         for other in (key.fault, time_fault, value_fault):
             if other.any():
                 fault = np.where(fault > 0, fault, other)
-        unit_codes, key_codes = unit.codes, key.codes
+        units, unit_codes = distinct_units(self._identify(unit.values), unit.codes)
+        key_codes = key.codes
         admitted = admitted_by(self._gate, key.values)
         good = fault == 0
         if fault.any():
@@ -132,7 +135,7 @@ class Decoder:
             unit_codes,
             key_codes,
             None,
-            self._identify(unit.values),
+            units,
             key.values,
             values,
             [slot.operation for slot in self._slots],
@@ -158,11 +161,18 @@ class Decoder:
         return [slot.read(numbers[slot.column]) for slot in self._slots], fault
 
     def _text(
-        self, batch: pa.RecordBatch, name: str, missing: Fault, limit: int, empty: Fault = Fault.none
+        self,
+        batch: pa.RecordBatch,
+        name: str,
+        missing: Fault,
+        limit: int,
+        empty: Fault = Fault.none,
+        *,
+        distinct: bool = True,
     ) -> TextColumn:
         if name not in batch.schema.names:
             return TextColumn.absent(len(batch))
-        return read_text(batch.column(name), missing, limit, empty, self._columns.missing)
+        return read_text(batch.column(name), missing, limit, empty, self._columns.missing, distinct=distinct)
 
 
 class Decode(beam.PTransform[Any, Any]):

@@ -434,3 +434,15 @@ def test_what_was_made_under_other_terms_is_not_counted_under_these() -> None:
     aside = IntervalWindow(T0, T0 + 1800)
     with pytest.raises(SafeError, match=r"begun under another window\.size"):
         list(stage.process((0, []), pane, aside))
+
+
+def test_a_unit_that_its_column_spells_twice_is_one_unit() -> None:
+    users = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2, 1], pa.int32()), pa.array(["ann", "ann", "ben"]))
+    columns = {"user": users, "term": pa.array(["tide", "tide", "tide", "moon"]), "at": pa.array([NOON] * 4)}
+    decoded = Decoder(agreed(), KEY)(pa.RecordBatch.from_pydict(columns))
+    assert len(decoded.contributions.units) == 2
+    assert counted([decoded.contributions]) == {
+        (0, unit_id("ann"), "tide"): 2,
+        (0, unit_id("ann"), "moon"): 1,
+        (0, unit_id("ben"), "tide"): 1,
+    }
