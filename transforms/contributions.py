@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import cast
 
 import numpy as np
@@ -121,6 +122,10 @@ class Contributions:
     def split(self, shards: int) -> Iterator[tuple[int, int, Contributions]]:
         """(window, shard of the unit, rows): what travels to the worker that bounds these units."""
         if not len(self):
+            return
+        if shards == 1:  # rows are in order of their windows
+            for first, last in pairwise([0, *(np.flatnonzero(np.diff(self.window)) + 1).tolist(), len(self)]):
+                yield int(self.window[first]), 0, self.take(slice(first, last))
             return
         shard = (self.units[:, 0] % np.uint64(shards)).astype(np.int64)[self.unit]
         place = self.window * shards + shard

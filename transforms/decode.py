@@ -40,6 +40,8 @@ _ROWS_HELD = 1 << 23
 """Some 200 MB. What is sent is forgotten, and sent again with the next event of the same unit and key."""
 
 _ROWS_AN_ELEMENT = 1 << 18
+_ROWS_AN_ELEMENT_HERE = 1 << 20
+"""Where there is one shard, elements seldom leave the process, and each is merged with the others once more."""
 
 
 @dataclass(frozen=True)
@@ -193,6 +195,7 @@ class DecodeFn(beam.DoFn):
 
     def __init__(self, terms: Terms, secret: Secret, shards: int) -> None:
         self._terms, self._secret, self._shards = terms, secret, shards
+        self._most = _ROWS_AN_ELEMENT if shards > 1 else _ROWS_AN_ELEMENT_HERE
         self._read = Metrics.counter("tidegate", "rows_read")
         self._outside = Metrics.counter("tidegate", "rows_outside_range")
         self._left_out = Metrics.counter("tidegate", "rows_left_out")
@@ -241,8 +244,8 @@ class DecodeFn(beam.DoFn):
         earliest = {window: arrivals.earliest for window, arrivals in untold.items()}
         for window, shard, rows in whole.split(self._shards):
             timestamp = self._windows.carrier_timestamp(window, earliest[window])
-            for begin in range(0, len(rows), _ROWS_AN_ELEMENT):
-                part = rows if len(rows) <= _ROWS_AN_ELEMENT else rows.take(slice(begin, begin + _ROWS_AN_ELEMENT))
+            for begin in range(0, len(rows), self._most):
+                part = rows if len(rows) <= self._most else rows.take(slice(begin, begin + self._most))
                 # All elements of a window are late or none is, so that one of them can speak for all.
                 told = untold.pop(window, None)
                 part = replace(part, events=told.events if told else 0, terms=self._terms.digest)
