@@ -1,13 +1,13 @@
 """tidegate next to PipelineDP, OpenDP, plain Beam and plain counting: time, memory, and what is published.
 
-    python -m benchmarks.peers                         the whole of it, about half an hour on two processors
+    python -m benchmarks.peers                         the whole of it, about 20 minutes on two processors
     python -m benchmarks.peers --write-docs            and put the tables into docs/performance.md
     python -m benchmarks.peers --quick                 less than a minute, with what is installed here
     python -m benchmarks.peers --only tidegate,opendp-core --sizes 200000 --repeats 5
     python -m benchmarks.peers --from-json .bench/peers.json --write-docs
 
 The same events, guarantee and bounds for all, one window, each run a process of its own, in turns; ratios are taken within a
-repetition. Peers are installed with pip into ~/.cache/tidegate/peers (or under TIDEGATE_CACHE) when they are not there yet.
+repetition. Everybody is installed with pip into ~/.cache/tidegate/peers (or under TIDEGATE_CACHE) when not there yet.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.peers import measuring, picture, report, utility
-from benchmarks.peers.contenders import FLOORS, HERE, OURS, ROWS, WORDS, prepared
+from benchmarks.peers.contenders import FLOORS, OURS, ROWS, WORDS, prepared
 from benchmarks.release import ROOT, Measured, show
 
 PAGE = ROOT / "docs" / "performance.md"
@@ -57,9 +57,9 @@ def measure(chosen: argparse.Namespace, say: Callable[[str], None]) -> Measured:
     epsilons = sorted({float(epsilon) for epsilon in chosen.epsilons.split(",") if epsilon})
     chosen.out.mkdir(parents=True, exist_ok=True)
     out = chosen.out.resolve()
-    contenders, left_out = prepared(names, say)
-    environments = dict.fromkeys([HERE, *(contender.environment for contender in contenders)])
-    versions = {environment.name or "tidegate and plain counts": environment.versions() for environment in environments}
+    contenders, left_out = prepared(names, say, here=chosen.quick)
+    environments = dict.fromkeys(contender.environment for contender in contenders)
+    versions = {environment.name or "here": environment.versions() for environment in environments}
     found, failed = measuring.compare(contenders, sizes, chosen.repeats, out, say)
     contenders = [contender for contender in contenders if contender.name not in failed]
     rows: list[Measured] = []

@@ -7,12 +7,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.peers.programs.job import Job
 from benchmarks.peers.programs.tidegate_release import spec
+from benchmarks.release import ROOT
 
 OURS, PDP_BEAM, PDP_LOCAL, ROWS = "tidegate", "pipeline-dp-beam", "pipeline-dp-local", "beam-rows"
 OPENDP = ("opendp-context", "opendp-core")
@@ -22,13 +23,14 @@ PROGRAMS = "benchmarks.peers.programs"
 
 @dataclass(frozen=True)
 class Environment:
-    """Packages that clash with ours, or are none of our dependencies, outside the tree. Without a name it is this one."""
+    """An environment outside the tree with what one contender needs and nothing else. Without a name it is this one.
+
+    `same` are packages in the release that is here, lest a difference be that of two Beams or Arrows.
+    """
 
     name: str = ""
     packages: tuple[str, ...] = ()
-    same: tuple[
-        str, ...
-    ] = ()  # in the release that tidegate runs with, lest a difference be that of two Beams or Arrows
+    same: tuple[str, ...] = ()
     shown: tuple[str, ...] = ("tidegate", "apache-beam", "pyarrow", "duckdb", "numpy")
 
     @property
@@ -64,6 +66,8 @@ class Environment:
 
 
 HERE = Environment()
+PLAIN = Environment("tidegate", ("--editable", str(ROOT)), ("apache-beam", "pyarrow", "duckdb", "numpy"))
+"""As users install it. Here there are clients of clouds for the tests, too, and Beam imports whatever it finds."""
 PIPELINE_DP = Environment(
     "pipeline-dp-0.3.1",
     ("pipeline-dp==0.3.1", "python-dp==1.1.5"),
@@ -86,7 +90,7 @@ class Contender:
     words: str
     program: str
     mode: str = ""
-    environment: Environment = HERE
+    environment: Environment = PLAIN
     exact: bool = False
     largest: int = 10**7
 
@@ -95,8 +99,7 @@ class Contender:
         if self.name == OURS:
             path = scratch / "spec.yaml"
             path.write_text(json.dumps(spec(job, job.draws[0][0], scratch)), encoding="utf-8")  # JSON is YAML
-            start = "from tidegate.pipelines.cli import main; main()"  # what the installed command does
-            return [self.environment.python, "-c", start, "run", "--quiet", str(path)]
+            return [self.environment.python, "-m", f"{PROGRAMS}.tidegate_command", "run", "--quiet", str(path)]
         return self.release(job)
 
     def release(self, job: Job) -> list[str]:
@@ -118,15 +121,21 @@ CONTENDERS = (
 WORDS = {contender.name: contender.words for contender in CONTENDERS}
 
 
-def prepared(wanted: Sequence[str], say: Callable[[str], None]) -> tuple[list[Contender], dict[str, str]]:
-    """Those whose environments could be made, and why the others are left out."""
+def prepared(
+    wanted: Sequence[str], say: Callable[[str], None], *, here: bool = False
+) -> tuple[list[Contender], dict[str, str]]:
+    """Those whose environments could be made, and why the others are left out; or, quickly, all `here`."""
     ready, left_out = [], {}
     for contender in CONTENDERS:
-        if contender.name in wanted:
+        if contender.name in wanted and here:
+            ready.append(replace(contender, environment=HERE))
+        elif contender.name in wanted:
             try:
                 contender.environment.prepare(say)
                 ready.append(contender)
             except (subprocess.CalledProcessError, OSError) as problem:
+                if contender.name == OURS:  # everything is measured by it
+                    raise
                 left_out[contender.name] = f"its environment could not be made: {problem}"
                 say(f"{contender.words} is left out: {left_out[contender.name]}")
     return ready, left_out

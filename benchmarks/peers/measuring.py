@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from benchmarks.peers.contenders import OURS, Contender
-from benchmarks.peers.programs.job import Job
+from benchmarks.peers.programs.job import NOTE, Job
 from benchmarks.release import ROOT, Measured
 from tidegate.pipelines.simulate import Simulation
 
@@ -25,9 +25,10 @@ _POLL = 0.05  # seconds; the kernel keeps the peak, so that only the last of the
 
 @dataclass(frozen=True)
 class Ran:
-    """What a process and its children took."""
+    """What a process and its children took; `imports` is what passed before its program had imported what it needs."""
 
     seconds: float
+    imports: float
     processor: float
     memory: int
 
@@ -72,8 +73,12 @@ def answer(out: Path) -> dict[str, float]:
 def execute(command: Sequence[str], log: Path) -> Ran:
     """Run to the end. Raises RuntimeError with the end of its log if it fails or takes too long."""
     with log.open("wb") as told:
-        began = time.perf_counter()
-        process = subprocess.Popen(command, cwd=ROOT, stdout=told, stderr=told, stdin=subprocess.DEVNULL)
+        note = log.with_suffix(".imported")
+        environment = {**os.environ, NOTE: str(note)}
+        began = time.monotonic()
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=told, stderr=told, stdin=subprocess.DEVNULL, env=environment
+        )
         watch = _Memory(process.pid)
         timer = threading.Timer(LONGEST, process.kill)
         timer.start()
@@ -83,7 +88,7 @@ def execute(command: Sequence[str], log: Path) -> Ran:
             process.kill()
             raise
         finally:
-            seconds = time.perf_counter() - began
+            seconds = time.monotonic() - began
             timer.cancel()
             peak = watch.stop()
         process.returncode = os.waitstatus_to_exitcode(status)
@@ -93,7 +98,8 @@ def execute(command: Sequence[str], log: Path) -> Ran:
         last = " ".join([line for line in lines if line.strip("^~ ")][-3:])
         raise RuntimeError(f"it ended with code {process.returncode}{late}: {last[-300:]}")
     # Where there is no /proc, the largest process stands for all.
-    return Ran(seconds, usage.ru_utime + usage.ru_stime, peak or usage.ru_maxrss * 1024)
+    imports = float(note.read_text()) - began if note.exists() else 0.0
+    return Ran(seconds, imports, usage.ru_utime + usage.ru_stime, peak or usage.ru_maxrss * 1024)
 
 
 class _Memory:
@@ -188,11 +194,16 @@ def compare(
 
 
 def without_startup(found: Sequence[Measured]) -> list[Measured]:
-    """Runs that count, with the start-up seen in the same repetition as a number of its own."""
+    """Runs that count, with the start-up seen in the same repetition as a number of its own.
+
+    Work is what a run takes after its imports, less what the run on next to no events takes after its own: imports differ
+    from run to run by as much as a million events take, and have nothing to do with them.
+    """
     fixed = {(one["contender"], one["repeat"]): one for one in found if one["events"] == TINY}
     return [
         {
-            **{**one, "startup": tiny["seconds"], "work": one["seconds"] - tiny["seconds"]},
+            **{**one, "startup": tiny["seconds"]},
+            "work": (one["seconds"] - one["imports"]) - (tiny["seconds"] - tiny["imports"]),
             "processor_work": one["processor"] - tiny["processor"],
         }
         for one in found

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from benchmarks.peers.programs.job import Job, write
+from benchmarks.peers.programs.job import Job, imported, write
 
 
 def main() -> None:
+    imported()
     job = Job.from_arguments()
     for _, out in job.draws:
         table = pq.read_table(job.events, columns=["user", "term", "at"], read_dictionary=["user", "term"])

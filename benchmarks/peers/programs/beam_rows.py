@@ -8,10 +8,11 @@ from __future__ import annotations
 import apache_beam as beam
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from benchmarks.peers.programs.job import Job, write
+from benchmarks.peers.programs.job import Job, imported, write
 
 
 def main() -> None:
+    imported()
     job = Job.from_arguments()
     for _, out in job.draws:
         pipeline = beam.Pipeline(runner=FnApiRunner())

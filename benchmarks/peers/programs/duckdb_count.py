@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import duckdb
 
-from benchmarks.peers.programs.job import Job
+from benchmarks.peers.programs.job import Job, imported
 
 QUERY = """
 copy (
@@ -16,6 +16,7 @@ copy (
 
 
 def main() -> None:
+    imported()
     job = Job.from_arguments()
     for _, out in job.draws:
         duckdb.connect().execute(QUERY.format(events=job.events, out=out))

@@ -19,8 +19,9 @@ from typing import Any
 
 import opendp.prelude as dp  # type: ignore[import-not-found,unused-ignore]
 import polars as pl
+from opendp.extras.polars import Bound  # type: ignore[import-not-found,unused-ignore]
 
-from benchmarks.peers.programs.job import Job, write
+from benchmarks.peers.programs.job import Job, imported, write
 
 
 def bounded(job: Job) -> pl.LazyFrame:
@@ -29,8 +30,6 @@ def bounded(job: Job) -> pl.LazyFrame:
 
 
 def context(job: Job, epsilon: float, out: str) -> None:
-    from opendp.extras.polars import Bound  # type: ignore[import-not-found,unused-ignore]
-
     bound = Bound(by=["term"], per_group=1, num_groups=job.keys)
     queries = dp.Context.compositor(
         data=bounded(job).select("term").collect().lazy(),
@@ -60,6 +59,7 @@ def core(job: Job, epsilon: float, out: str) -> None:
 
 
 def main() -> None:
+    imported()
     warnings.simplefilter("ignore", FutureWarning)
     dp.enable_features("contrib")
     job = Job.from_arguments()

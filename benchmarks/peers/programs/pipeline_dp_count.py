@@ -10,7 +10,7 @@ from typing import Any
 
 import pipeline_dp as dp  # type: ignore[import-not-found,unused-ignore]
 
-from benchmarks.peers.programs.job import Job, write
+from benchmarks.peers.programs.job import Job, imported, write
 
 
 def aggregate(rows: Any, backend: Any, job: Job, epsilon: float) -> Any:
@@ -43,6 +43,7 @@ def save(released: Any, out: str) -> None:
 def local(job: Job) -> None:
     import pyarrow.parquet as pq
 
+    imported()
     for epsilon, out in job.draws:
         table = pq.read_table(job.events, columns=["user", "term"])
         rows = list(zip(table["user"].to_pylist(), table["term"].to_pylist(), strict=True))
@@ -53,6 +54,7 @@ def on_beam(job: Job) -> None:
     import apache_beam as beam
     from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
+    imported()
     for epsilon, out in job.draws:
         pipeline = beam.Pipeline(runner=FnApiRunner())
         rows = (
