@@ -19,6 +19,7 @@ import apache_beam as beam
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
+from tidegate.pipelines.amount import estimate_rows, fitting_shards
 from tidegate.pipelines.progress import Counting, ProgressLog
 from tidegate.pipelines.runners import check_places, choose
 from tidegate.pipelines.sinks import FolderOfReleases, Place, PublishInOrder, WriteDeadLetters
@@ -170,8 +171,12 @@ def start(
     if fetch_secret is not None:
         fetch_secret(chosen.options)
     secret = open_secret(spec)
+    rows = estimate_rows(spec.source.files, spec.source.kind) if spec.source.files and not spec.source.follow else None
+    if log is not None and rows is not None:
+        log.note("expected", rows)
     with _explained():
-        assemble(pipeline, spec, files, secret, shards or chosen.shards, log)
+        parts = shards or fitting_shards(chosen.shards, rows, spec.window.windows)
+        assemble(pipeline, spec, files, secret, parts, log)
         return pipeline.run()
 
 

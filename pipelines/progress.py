@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -69,6 +70,57 @@ class CountingFn(beam.DoFn):
         yield element
 
 
+class Pace:
+    """What a run has done, how fast, and how long the rest takes at the speed of the last few seconds."""
+
+    SECONDS = 10.0
+
+    def __init__(self, windows: int) -> None:
+        self._windows = windows
+        self._seen: deque[tuple[float, Mapping[str, int]]] = deque()
+
+    def see(self, now: float, totals: Mapping[str, int]) -> None:
+        self._seen.append((now, totals))
+        while len(self._seen) > 2 and self._seen[1][0] <= now - self.SECONDS:
+            self._seen.popleft()
+
+    def rate(self, what: str) -> float:
+        """How many a second; zero where nothing can be said."""
+        if len(self._seen) < 2:
+            return 0.0
+        (began, before), (now, after) = self._seen[0], self._seen[-1]
+        return (after.get(what, 0) - before.get(what, 0)) / (now - began) if now > began else 0.0
+
+    def left(self) -> float | None:
+        """Seconds until what is under way is done: reading, and after it releasing. None where nobody can tell."""
+        totals = self._seen[-1][1] if self._seen else {}
+        done, pace = totals.get("windows", 0), self.rate("windows")
+        if done:
+            return (self._windows - done) / pace if pace else None
+        to_read, pace = totals.get("expected", 0) - totals.get("rows", 0), self.rate("rows")
+        return to_read / pace if to_read > 0 and pace else None
+
+    def words(self) -> str:
+        totals = self._seen[-1][1] if self._seen else {}
+        rows, expected, windows = (totals.get(what, 0) for what in ("rows", "expected", "windows"))
+        told = f"{rows:,} rows read"
+        if not windows:
+            if expected > rows:
+                told += f" of about {expected:,}"
+            if pace := self.rate("rows"):
+                told += f", {pace:,.0f} a second"
+        told += f", {windows:,} of {self._windows:,} windows released"
+        left = self.left()
+        return told if left is None else f"{told}, {_duration(left)} left" + ("" if windows else " to read")
+
+
+def _duration(seconds: float) -> str:
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60} min" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
 class Watching:
     """Shows a run's progress: a bar in a terminal, a line now and then elsewhere."""
 
@@ -76,7 +128,7 @@ class Watching:
     SECONDS_A_LINE = 10.0
 
     def __init__(self, log: ProgressLog, windows: int, console: Console) -> None:
-        self._log, self._windows, self._console = log, windows, console
+        self._log, self._windows, self._console, self._pace = log, windows, console, Pace(windows)
         self._stop = threading.Event()
 
     def __enter__(self) -> Watching:
@@ -101,15 +153,22 @@ class Watching:
         with Progress(*columns, console=self._console, transient=True) as progress:
             task = progress.add_task("starting", total=self._windows)
             while not self._stop.wait(self.SECONDS):
-                totals = self._log.totals()
-                progress.update(task, description=self._words(totals), completed=totals.get("windows", 0))
+                totals = self._look()
+                # Rows while they are read, then windows: whatever is under way fills the bar.
+                reading = "expected" in totals and "windows" not in totals
+                total, done = ("expected", "rows") if reading else ("", "windows")
+                whole = totals.get(total, self._windows)
+                progress.update(task, description=self._pace.words(), completed=totals.get(done, 0), total=whole)
 
     def _show_lines(self) -> None:
         said = time.monotonic()
         while not self._stop.wait(self.SECONDS):
+            self._look()
             if time.monotonic() - said >= self.SECONDS_A_LINE:
                 said = time.monotonic()
-                self._console.print(self._words(self._log.totals()), highlight=False)
+                self._console.print(self._pace.words(), highlight=False)
 
-    def _words(self, totals: dict[str, int]) -> str:
-        return f"{totals.get('rows', 0):,} rows read, {totals.get('windows', 0)} of {self._windows} windows released"
+    def _look(self) -> dict[str, int]:
+        totals = self._log.totals()
+        self._pace.see(time.monotonic(), totals)
+        return totals

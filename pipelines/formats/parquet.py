@@ -25,6 +25,11 @@ def groups(path: str, file: BinaryIO) -> int:
     return int(_open(path, file, []).num_row_groups)
 
 
+def count(path: str, file: BinaryIO) -> int:
+    """How many rows the footer promises."""
+    return int(_open(path, file, []).metadata.num_rows)
+
+
 def read(path: str, file: BinaryIO, columns: list[str], group: int | None) -> Iterator[Item]:
     parquet = _open(path, file, columns[:-1])
     present = [name for name in columns if name in parquet.schema_arrow.names]
