@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.peers.measuring import DELTA, EPSILON, execute
@@ -16,6 +15,16 @@ from benchmarks.scale.streams import START, Made, make
 from benchmarks.scale.sweeps import STARTUP, TINY, Case
 
 SHORT, SHORT_RUNS = 2 * 10**6, 5
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where runs happen: with which interpreter, in how many processes of the direct runner, with files in which folders."""
+
+    python: str
+    workers: int
+    cache: Path
+    scratch: Path
 
 
 def spec(case: Case, files: str, folder: Path) -> Measured:
@@ -31,17 +40,17 @@ def spec(case: Case, files: str, folder: Path) -> Measured:
     }
 
 
-def measure(case: Case, made: Made, scratch: Path, workers: int) -> Measured:
+def measure(case: Case, made: Made, place: Place) -> Measured:
     """One run of the whole command. Raises RuntimeError if it fails or leaves out a window."""
-    with tempfile.TemporaryDirectory(dir=scratch) as name:
+    with tempfile.TemporaryDirectory(dir=place.scratch) as name:
         folder = Path(name)
         path, counts = folder / "spec.yaml", folder / "counts.json"
         path.write_text(json.dumps(spec(case, made.files, folder)), encoding="utf-8")  # JSON is YAML
-        command = [sys.executable, "-m", "benchmarks.scale.program", str(counts), "run", "--quiet", str(path)]
+        command = [place.python, "-m", "benchmarks.scale.program", str(counts), "run", "--quiet", str(path)]
         if case.shards is not None:
             command += ["--shards", str(case.shards)]
-        if workers > 1:
-            command += ["--", f"--direct_num_workers={workers}", "--direct_running_mode=multi_processing"]
+        if place.workers > 1:
+            command += ["--", f"--direct_num_workers={place.workers}", "--direct_running_mode=multi_processing"]
         ran = execute(command, folder / "log")
         published = _published(folder / "releases")
         if published["windows"] != case.stream.windows:
@@ -74,9 +83,7 @@ def _published(folder: Path) -> Measured:
 def compare(
     chosen: Sequence[Case],
     repeats: int,
-    cache: Path,
-    scratch: Path,
-    workers: int,
+    place: Place,
     say: Callable[[str], None],
     keep: Callable[[list[Measured], dict[str, str]], None] = lambda *_: None,
 ) -> tuple[list[Measured], dict[str, str]]:
@@ -88,15 +95,15 @@ def compare(
     for number, case in enumerate((TINY, *chosen), start=1):
         if case.stream not in made:
             say(f"data {number}/{len(chosen) + 1}: {case.stream.events:,} events for {case.name}")
-            made[case.stream] = make(case.stream, cache)
+            made[case.stream] = make(case.stream, place.cache)
     found: list[Measured] = []
     failed: dict[str, str] = {}
     for repeat in range(repeats):
         queue = [case for case in (chosen if repeat % 2 == 0 else reversed(chosen)) if case.name not in failed]
-        for place, case in enumerate(queue):
+        for number, case in enumerate(queue, start=1):
             try:
                 for one in (TINY, case) * _times(case):
-                    ran = measure(one, made[one.stream], scratch, workers)
+                    ran = measure(one, made[one.stream], place)
                     found.append({"repeat": repeat, **ran})
                     keep(found, failed)
             except RuntimeError as problem:
@@ -105,7 +112,7 @@ def compare(
                 say(f"{case.name} is left out from here on: {problem}")
                 continue
             took = found[-1]
-            left = estimate(found, [*queue[place + 1 :], *(list(chosen) * (repeats - repeat - 1))])
+            left = estimate(found, [*queue[number:], *(list(chosen) * (repeats - repeat - 1))])
             say(
                 f"{repeat + 1}/{repeats} {case.name}: {took['seconds']:.1f} s, {took['processor']:.1f} s of processor, "
                 f"{took['memory'] / 2**20:,.0f} MiB; about {left / 60:.0f} min left"
