@@ -30,8 +30,9 @@ def check(spec: Spec) -> dict[str, Any]:
         warnings.append(f"{problem}")
     return {
         "stream": spec.stream,
-        "unit": spec.columns.unit,
-        "protects": f"everything one {spec.columns.unit} does in one window",
+        "unit": spec.columns.one_unit,
+        "each_row": spec.columns.unit is None,
+        "protects": spec.protects,
         "epsilon": guarantee.epsilon,
         "delta": guarantee.delta,
         "guarantee": guarantee.words(),
@@ -45,9 +46,9 @@ def check(spec: Spec) -> dict[str, Any]:
             "grace_seconds": spec.window.grace,
         },
         "all_windows": {
-            "windows": spec.window.horizon,
-            "epsilon": guarantee.epsilon * spec.window.horizon,
-            "delta": min(1.0, guarantee.delta * spec.window.horizon),
+            "windows": spec.horizon,
+            "epsilon": guarantee.epsilon * spec.horizon,
+            "delta": min(1.0, guarantee.delta * spec.horizon),
         },
         "gate": {
             "mechanism": spec.gate.mechanism,
@@ -114,8 +115,7 @@ def print_check(report: dict[str, Any], console: Console) -> None:
     console.print(f"\n[bold]Protects[/bold]  {escape(report['protects'])}", highlight=False)
     console.print(f"[bold]Promise[/bold]   {report['guarantee']}", highlight=False)
     console.print(
-        f"[bold]Over time[/bold] a {escape(report['unit'])} who is in all {report['all_windows']['windows']:,} windows"
-        f"{'' if report['windows'] else ' of a day'} is protected "
+        f"[bold]Over time[/bold] {_over_time(report)} is protected "
         f"by at most epsilon {report['all_windows']['epsilon']:g} and delta {report['all_windows']['delta']:g} in total",
         highlight=False,
     )
@@ -133,6 +133,14 @@ def print_check(report: dict[str, Any], console: Console) -> None:
     console.print(f"\nChance that a key appears, by its {measure} in a window", highlight=False)
     console.print(chances)
     _print_notes(report, console)
+
+
+def _over_time(report: dict[str, Any]) -> str:
+    windows = report["all_windows"]["windows"]
+    if report["each_row"]:
+        return f"a row, which is in {windows:,} {plural('window', windows)},"
+    of_a_day = "" if report["windows"] else " of a day"
+    return f"a {escape(report['unit'])} who is in all {windows:,} windows{of_a_day}"
 
 
 def _which_windows(report: dict[str, Any]) -> str:

@@ -41,7 +41,9 @@ def plan(spec: Terms, seen: Seen | None = None) -> Row:
     gates = compared(spec)
     return {
         "stream": spec.stream,
-        "unit": spec.columns.unit,
+        "unit": spec.columns.one_unit,
+        "each_row": spec.columns.unit is None,
+        "protects": spec.protects,
         "measure": spec.gate.measure.label,
         "bounds": {"keys": spec.bounds.keys, "per_key": _number(spec, spec.bounds.per_key)},
         "gate": spec.gate.mechanism,
@@ -57,7 +59,7 @@ def plan(spec: Terms, seen: Seen | None = None) -> Row:
         "what_if": {
             "epsilon": _what_if(spec, "epsilon", [_times(spec.gate.epsilon, factor) for factor in _FACTORS]),
             "delta": _what_if(spec, "delta", [_times(spec.gate.delta, factor) for factor in (1e-3, 1, 1e3)]),
-            "keys": _what_if(spec, "keys", _key_bounds(spec.bound.keys)),
+            "keys": _what_if(spec, "keys", _key_bounds(spec.bound.keys) if spec.columns.unit else [1]),
             "window": _windows(spec),
         },
         **({} if seen is None else {"like": _like(spec, gates, seen)}),
@@ -199,9 +201,9 @@ def _promise(terms: Terms) -> Row:
         "start": rfc3339(windows.bounds(0)[0]),
         "end": None if windows.end is None else rfc3339(windows.end),
         "all_windows": {
-            "windows": terms.window.horizon,
-            "epsilon": whole.epsilon * terms.window.horizon,
-            "delta": min(1.0, whole.delta * terms.window.horizon),
+            "windows": terms.horizon,
+            "epsilon": whole.epsilon * terms.horizon,
+            "delta": min(1.0, whole.delta * terms.horizon),
         },
     }
 

@@ -65,8 +65,7 @@ def _print_costs(report: Row, out: Console) -> None:
         _say(out, f"[dim]Adding up the deltas would have said {tiny(added)}: {saved}.[/dim]")
     _say(
         out,
-        f"[dim]For everything one {escape(report['unit'])} does in one window; a {escape(report['unit'])} who is in all "
-        f"{promised['all_windows']['windows']:,} of them{'' if promised['windows'] else ' in a day'} spends at most epsilon "
+        f"[dim]For {escape(report['protects'])}; {_over_time(report)} spends at most epsilon "
         f"{short(promised['all_windows']['epsilon'])}, delta {tiny(promised['all_windows']['delta'])}.[/dim]",
     )
 
@@ -172,6 +171,14 @@ def _print_changes(field: str, rows: Sequence[Row], out: Console) -> None:
     out.print(table)
     for problem in problems:
         _say(out, f"[dim]{escape(problem)}[/dim]")
+
+
+def _over_time(report: Row) -> str:
+    promised = report["guarantee"]
+    windows = f"{promised['all_windows']['windows']:,}"
+    if report["each_row"]:
+        return f"a row, over the {windows} it is in,"
+    return f"a {escape(report['unit'])} who is in all {windows} of them{'' if promised['windows'] else ' in a day'}"
 
 
 def _print_windows(rows: Sequence[Row], measure: str, unit: str, out: Console) -> None:

@@ -114,7 +114,7 @@ def print_day(spec: Spec, day: Day, counters: Mapping[str, int], out: Console) -
 def promise(spec: Spec) -> str:
     """The guarantee in one line."""
     given, delta = spec.guarantee, f"{spec.guarantee.delta:g}".replace("e-0", "e-")
-    return f"epsilon {given.epsilon:g}, delta {delta} for everything one {spec.columns.unit} does in one hour"
+    return f"epsilon {given.epsilon:g}, delta {delta} for everything one {spec.columns.one_unit} does in one hour"
 
 
 def print_check(day: Day, out: Console) -> None:

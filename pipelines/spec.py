@@ -269,6 +269,11 @@ class Spec(Terms):
                 f"{'gate.epsilon' if of_gate else 'the epsilon of gate and then together'} is "
                 f"{self.guarantee.epsilon:g}: above 10 the promise means little; 0.1 to 4 is usual"
             )
+        if self.columns.unit is None:
+            found.append(
+                "columns.unit is each row: one row is protected, and somebody with ten of them by ten times epsilon; name "
+                "the column of people, devices or accounts if there is one"
+            )
         overlap = self.window.size // (self.window.every or self.window.size)
         if overlap > 1:
             found.append(

@@ -51,6 +51,13 @@ def test_the_spec_for_google_cloud_goes_from_a_subscription_to_a_table() -> None
     assert [sink.place for sink in spec.sink] == ["table my-project.my_dataset.releases"]
 
 
+def test_the_spec_without_units_makes_each_row_one() -> None:
+    spec = parse_spec(files_in("docs/spec.md")["rows.yaml"])
+    assert spec.columns.unit is None
+    assert spec.event_columns == ["border", "at"]
+    assert any("ten times epsilon" in warning for warning in spec.warnings())
+
+
 def test_the_spec_of_the_page_means_what_it_says() -> None:
     spec = parse_spec(files_in("docs/spec.md")["whole.yaml"])
     assert spec.gate.measure.label == "sum(amount)"

@@ -17,7 +17,7 @@ from apache_beam.utils.windowed_value import PaneInfoTiming
 from tidegate.mechanisms.keyed import KeyedHash, derive_key
 from tidegate.mechanisms.table import ExactTable
 from tidegate.transforms.contributions import Contributions
-from tidegate.transforms.decode import make_bounder, make_tally, stage_key
+from tidegate.transforms.decode import begun_under, make_bounder, make_tally, stage_key
 from tidegate.transforms.problems import SafeError, withheld
 from tidegate.transforms.secret import Secret
 from tidegate.transforms.terms import Terms
@@ -49,7 +49,7 @@ class BoundFn(beam.DoFn):
     @withheld("bound")
     def setup(self) -> None:
         key = stage_key(self._terms, self._secret)
-        self._bounder = make_bounder(self._terms, key)
+        self._bounder, self._under = make_bounder(self._terms, key), begun_under(self._terms, self._shards)
         self._tally = make_tally(self._terms)
         self._place = KeyedHash(derive_key(key, "key shards"))
 
@@ -64,16 +64,21 @@ class BoundFn(beam.DoFn):
             return
         parts = list(element[1])
         window = self._terms.window.windows.carried(carrier)
-        if any(part.terms != self._terms.digest or part.window[0] != window for part in parts):
-            # A unit has another identifier under other terms, and would count twice in a window that saw both.
-            raise SafeError(
-                "windows that are still open were begun under other terms, and cannot be released under these: resume with "
-                "the spec as it was, or begin a new stream with a sink of its own"
-            )
+        check_begun_under(self._under, window, ((part.terms, part.window[0]) for part in parts))
         self._counted.inc(sum(part.events for part in parts))
         bounded = self._bounder(Contributions.merge(parts))
         table = bounded.count_keys(self._tally)
         yield from split_by_key(table, self._place, self._shards)
+
+
+def check_begun_under(these: str, window: int, parts: Iterable[tuple[str, int]]) -> None:
+    """Refuse what was sent to a window under other terms, or when windows were numbered otherwise."""
+    if any(part != (these, window) for part in parts):
+        raise SafeError(
+            "windows that are still open were begun under other terms or with another number of shards, and cannot be "
+            "released under these: resume with the spec and --shards as they were, or begin a new stream with a sink of "
+            "its own"
+        )
 
 
 def split_by_key(table: ExactTable, place: KeyedHash, shards: int) -> Iterator[tuple[int, ExactTable]]:

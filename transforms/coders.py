@@ -17,6 +17,7 @@ from apache_beam import coders, typehints
 from tidegate.mechanisms.table import ExactTable, Rows
 from tidegate.transforms.contributions import Contributions, from_batch, to_batch
 from tidegate.transforms.release import Release
+from tidegate.transforms.rows import RowSums
 
 
 class _ArrowCoder(coders.Coder):
@@ -59,6 +60,13 @@ class ContributionsCoder(_ArrowCoder):
     from_batch = staticmethod(from_batch)
 
 
+class RowSumsCoder(_ArrowCoder):
+    """Sums of rows on their way to those of other bundles."""
+
+    to_batch = staticmethod(lambda sums: _sums_to_batch(sums))
+    from_batch = staticmethod(lambda batch: _sums_from_batch(batch))
+
+
 class ExactTableCoder(_ArrowCoder):
     """Exact numbers on their way to the gate."""
 
@@ -86,6 +94,15 @@ def _table_from_batch(batch: pa.RecordBatch) -> ExactTable:
 
     totals = {name: column.to_numpy() for name, column in named(_TOTAL).items()}
     return ExactTable(batch.column("key"), batch.column("count").to_numpy(), totals, named(_SPREAD))
+
+
+def _sums_to_batch(sums: RowSums) -> pa.RecordBatch:
+    told = json.dumps({"window": sums.window, "events": sums.events, "terms": sums.terms})
+    return _table_to_batch(sums.table).replace_schema_metadata({"sums": told})
+
+
+def _sums_from_batch(batch: pa.RecordBatch) -> RowSums:
+    return RowSums(_table_from_batch(batch), **json.loads(batch.schema.metadata[b"sums"]))
 
 
 class RowsCoder(_ArrowCoder):
@@ -148,6 +165,7 @@ def register() -> None:
     for kind, coder in (
         (pa.RecordBatch, RawBatchCoder),
         (Contributions, ContributionsCoder),
+        (RowSums, RowSumsCoder),
         (ExactTable, ExactTableCoder),
         (Rows, RowsCoder),
         (Release, ReleaseCoder),

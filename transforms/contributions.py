@@ -93,7 +93,7 @@ class Contributions:
         capped = None if self.count is None or per_key == 1 else np.minimum(self.count, per_key)
         return replace(self, count=capped)
 
-    def only(self, keep: npt.NDArray[np.bool_]) -> Contributions:
+    def only(self, keep: npt.NDArray[np.bool_] | Codes) -> Contributions:
         """Some rows, in order, with the same dictionaries."""
         return replace(
             self,
@@ -118,6 +118,15 @@ class Contributions:
             tuple(value[rows] for value in self.values),
             self.operations,
         )
+
+    def by_window(self) -> Iterator[tuple[int, Contributions]]:
+        """The rows of each window, in whatever order they are, with the same dictionaries."""
+        if not len(self):
+            return
+        order = np.argsort(self.window, kind="stable")
+        window = self.window[order]
+        for first, last in pairwise([0, *(np.flatnonzero(np.diff(window)) + 1).tolist(), len(self)]):
+            yield int(window[first]), self if last - first == len(self) else self.only(order[first:last])
 
     def split(self, shards: int) -> Iterator[tuple[int, int, Contributions]]:
         """(window, shard of the unit, rows): what travels to the worker that bounds these units."""

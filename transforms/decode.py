@@ -35,6 +35,7 @@ DEAD = "dead"
 SOURCE, FIRST_ROW = b"tidegate.source", b"tidegate.first_row"
 """Schema metadata of a raw batch: where its rows came from."""
 
+_NOBODY = np.zeros((1, 2), np.uint64)
 _ROWS_A_BATCH = 1 << 20
 _ROWS_HELD = 1 << 23
 """Some 200 MB. What is sent is forgotten, and sent again with the next event of the same unit and key."""
@@ -99,18 +100,19 @@ class Decoder:
             dead += _letters(raw, prepared.failed, np.full(len(prepared.failed), Fault.not_prepared, np.uint8))
             left_out = len(batch) - len(prepared.rows) - len(prepared.failed)
             batch, origin = prepared.batch, prepared.rows
-        unit = self._text(
-            batch, self._columns.unit, Fault.missing_unit, limit=1 << 16, empty=Fault.empty_unit, distinct=False
-        )
+        unit = self._units(batch)
         parts = [self._text(batch, name, Fault.missing_key, self._columns.max_key_bytes) for name in self._columns.key]
         key = parts[0] if len(parts) == 1 else join_keys(parts, self._columns.max_key_bytes)
         times, time_fault = self._times(batch)
         values, value_fault = self._values(batch)
-        fault = unit.fault
+        fault = key.fault if unit is None else unit.fault
         for other in (key.fault, time_fault, value_fault):
             if other.any():
                 fault = np.where(fault > 0, fault, other)
-        units, unit_codes = distinct_units(self._identify(unit.values), unit.codes)
+        if unit is None:
+            units, unit_codes = _NOBODY, np.zeros(len(batch), np.int64)
+        else:
+            units, unit_codes = distinct_units(self._identify(unit.values), unit.codes)
         key_codes = key.codes
         admitted = admitted_by(self._gate, key.values)
         good = fault == 0
@@ -132,17 +134,24 @@ class Decoder:
             unit_codes, key_codes, times = unit_codes[rows], key_codes[rows], times[rows]
             values = [value[rows] for value in values]
         windows = _arrivals(window, times)
-        contributions = Contributions.gather(
-            window,
-            unit_codes,
-            key_codes,
-            None,
-            units,
-            key.values,
-            values,
-            [slot.operation for slot in self._slots],
-        ).capped(self._per_key)
+        operations = [slot.operation for slot in self._slots]
+        if unit is None:
+            contributions = Contributions(
+                window, unit_codes, key_codes, None, units, key.values, tuple(values), tuple(operations)
+            )
+        else:
+            contributions = Contributions.gather(
+                window, unit_codes, key_codes, None, units, key.values, values, operations
+            ).capped(self._per_key)
         return Decoded(contributions, windows, dead, outside, left_out)
+
+    def _units(self, batch: pa.RecordBatch) -> TextColumn | None:
+        """None where every row is a unit of its own: nobody asks which."""
+        if self._columns.unit is None:
+            return None
+        return self._text(
+            batch, self._columns.unit, Fault.missing_unit, limit=1 << 16, empty=Fault.empty_unit, distinct=False
+        )
 
     def _times(self, batch: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
         if self._columns.time not in batch.schema.names:
@@ -204,7 +213,7 @@ class DecodeFn(beam.DoFn):
     @withheld("decode")
     def setup(self) -> None:
         key = stage_key(self._terms, self._secret)
-        self._windows = self._terms.window.windows
+        self._windows, self._under = self._terms.window.windows, begun_under(self._terms, self._shards)
         self._decoder = Decoder(self._terms, key)
         self._bounder = make_bounder(self._terms, key)
 
@@ -228,9 +237,12 @@ class DecodeFn(beam.DoFn):
                     self._sent.inc(arrivals.events)
                     before = self._arrivals.get(window)
                     self._arrivals[window] = arrivals if before is None else before.and_also(arrivals)
-                self._gathering.add(decoded.contributions)
-            if len(self._gathering) > _ROWS_HELD:
-                yield from self._flush()
+                yield from self._gather(decoded.contributions)
+
+    def _gather(self, contributions: Contributions) -> Iterator[Any]:
+        self._gathering.add(contributions)
+        if len(self._gathering) > _ROWS_HELD:
+            yield from self._flush()
 
     @withheld("decode")
     def finish_bundle(self) -> Iterator[Any]:
@@ -248,7 +260,7 @@ class DecodeFn(beam.DoFn):
                 part = rows if len(rows) <= self._most else rows.take(slice(begin, begin + self._most))
                 # All elements of a window are late or none is, so that one of them can speak for all.
                 told = untold.pop(window, None)
-                part = replace(part, events=told.events if told else 0, terms=self._terms.digest)
+                part = replace(part, events=told.events if told else 0, terms=self._under)
                 # By window too: what is grouped under one key is gone through for every window that closes.
                 yield WindowedValue((window * self._shards + shard, part), timestamp, (GlobalWindow(),))
 
@@ -256,6 +268,14 @@ class DecodeFn(beam.DoFn):
 def stage_key(terms: Terms, secret: Secret) -> bytes:
     """What every key, identifier and draw of these terms derives from; a changed guarantee changes them all."""
     return derive_key(secret.load(), "tidegate", terms.stream, terms.digest)
+
+
+def begun_under(terms: Terms, shards: int) -> str:
+    """What all contributions to a window must have in common, or a unit could be bounded in two places.
+
+    Under other terms it has another identifier, and with other shards the same one is sent elsewhere.
+    """
+    return f"{terms.digest}/{shards}"
 
 
 def make_bounder(terms: Terms, key: bytes) -> Bounder:

@@ -42,6 +42,7 @@ from tidegate.transforms.count import Count
 from tidegate.transforms.decode import DEAD, Decode
 from tidegate.transforms.gate import KEPT, Gate, PublicKeysFn
 from tidegate.transforms.problems import SpecError, withheld
+from tidegate.transforms.rows import DecodeRows, SumRows
 from tidegate.transforms.seal import Seal, Ticks
 from tidegate.transforms.secret import Secret
 from tidegate.transforms.terms import Terms, make_terms
@@ -94,7 +95,8 @@ class PrivateReleases(beam.PTransform[Any, Any]):
                 "write end: 2026-01-02T00:00:00Z"
             )
         terms, secret = self._terms, self._secret
-        decoded = self._batches(events) | "decode" >> Decode(terms, secret, self._shards)
+        decode = Decode if terms.columns.unit else DecodeRows
+        decoded = self._batches(events) | "decode" >> decode(terms, secret, self._shards)
         if self._dead_letters is not None:
             decoded[DEAD] | "dead letters" >> self._dead_letters
         contributions = decoded["contributions"]
@@ -114,9 +116,8 @@ class PrivateReleases(beam.PTransform[Any, Any]):
         """The stages one by one, each on as many workers as there are shards."""
         terms, secret = self._terms, self._secret
         windows = terms.window.windows
-        partial = (
-            contributions | "Into windows" >> windows.into_carriers() | "bound" >> Bound(terms, secret, self._shards)
-        )
+        bound = Bound(terms, secret, self._shards) if terms.columns.unit else SumRows(terms, self._shards)
+        partial = contributions | "Into windows" >> windows.into_carriers() | "bound" >> bound
         ticks = contributions.pipeline | "ticks" >> Ticks(windows) | "Ticks into windows" >> windows.into_carriers()
         if public_keys_of(terms.gate_mechanism):
             public = ticks | "Public keys" >> beam.ParDo(PublicKeysFn(terms, secret, self._shards)).with_output_types(

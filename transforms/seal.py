@@ -161,7 +161,7 @@ def manifest(terms: Terms, window: int, rows: int) -> Mapping[str, Any]:
             "words": guarantee.words(),
             "epsilon": guarantee.epsilon,
             "delta": guarantee.delta,
-            "unit": f"everything one {terms.columns.unit} does in one window",
+            "unit": terms.protects,
             "keys": guarantee.keys,
             "per_key": guarantee.per_key,
         },

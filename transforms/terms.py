@@ -89,6 +89,20 @@ def _stream_name(value: str) -> str:
     return value
 
 
+EACH_ROW = {"each": "row"}
+
+
+def _unit(value: object) -> object:
+    """A column; or None, for which a spec has to spell out that every row stands for itself."""
+    if value == EACH_ROW:
+        return None
+    if value is None:
+        raise PydanticKnownError("string_type")
+    if isinstance(value, dict):
+        raise ValueError(f"must be a column or each row by itself, not {shown(value)}; write user, or {{each: row}}")
+    return value
+
+
 def _key_columns(value: object) -> object:
     columns = [value] if isinstance(value, str) else value
     if not isinstance(columns, list) or not columns or not all(isinstance(c, str) and c for c in columns):
@@ -141,12 +155,17 @@ class Part(BaseModel):
 class Columns(Part):
     """Which column of an event is what."""
 
-    unit: str = Field(min_length=1, examples=["user"])
+    unit: Annotated[str | None, BeforeValidator(_unit)] = Field(min_length=1, examples=["user"])
     key: Annotated[tuple[str, ...], BeforeValidator(_key_columns)] = Field(examples=["term"])
     time: str = Field(min_length=1, examples=["at"])
     time_unit: Literal["s", "ms", "us"] | None = Field(default=None, examples=["ms"])
     missing: tuple[str, ...] = Field(default=(), examples=["[NA]"])
     max_key_bytes: Whole = Field(default=1024, ge=1, le=65536, examples=["1024"])
+
+    @property
+    def one_unit(self) -> str:
+        """What is protected, as one calls it."""
+        return self.unit or "row"
 
     @model_validator(mode="after")
     def _distinct(self) -> Columns:
@@ -282,8 +301,19 @@ class Terms(Part):
         default=parse_prepare(None), examples=['{where: "status < 400"}']
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _bound_of_a_row(cls, data: Any) -> Any:
+        """A row has one key, and there is nothing to say about it."""
+        columns = data.get("columns") if isinstance(data, dict) else None
+        if isinstance(columns, dict) and columns.get("unit") == EACH_ROW and "bound" not in data:
+            return {**data, "bound": {"keys": 1}}
+        return data
+
     @model_validator(mode="after")
     def _agree(self) -> Terms:
+        if self.columns.unit is None:
+            self._check_rows()
         if self.gate.measure.kind != "events" and self.bound.per_key != 1:
             why = "a unit counts once a key" if self.gate.measure.kind == "units" else "low and high bound a unit's sum"
             raise ValueError(
@@ -301,6 +331,18 @@ class Terms(Part):
         self._check_names()
         self._check_values()
         return self
+
+    def _check_rows(self) -> None:
+        for name, given in (("keys", self.bound.keys), ("per_key", self.bound.per_key)):
+            if given != 1:
+                raise ValueError(
+                    f"bound.{name} must be 1 where each row is a unit, which has one key, not {given}; leave bound out"
+                )
+        if self.prepare.truncate is not None:
+            raise ValueError(
+                f"prepare.truncate must be left out where each row is a unit, not {self.prepare.truncate}, since there is "
+                f"nothing to cut; leave it out"
+            )
 
     def _check_names(self) -> None:
         """Rows of different meaning must be told apart by their measure."""
@@ -321,6 +363,20 @@ class Terms(Part):
                     f"columns.{'unit' if slot.column == self.columns.unit else 'time'} must not be summed or averaged, and "
                     f"{slot.column!r} is; write another column"
                 )
+
+    @property
+    def protects(self) -> str:
+        """Whom the promise is made to."""
+        if self.columns.unit is None:
+            return "one row, and not all rows of a person"
+        return f"everything one {self.columns.unit} does in one window"
+
+    @property
+    def horizon(self) -> int:
+        """How many windows what is spent on a unit is added up over: those of the range or of a day, or those a row is in."""
+        if self.columns.unit is None:
+            return self.window.size // (self.window.every or self.window.size)
+        return self.window.horizon
 
     @property
     def bounds(self) -> Bounds:
@@ -399,7 +455,8 @@ class Terms(Part):
     def event_columns(self) -> list[str]:
         """What a source must give: unit, keys, time, values, and what preparation makes them of."""
         values = [slot.column for slot in self.slots if slot.column]
-        wanted = [self.columns.unit, *self.columns.key, self.columns.time, *values]
+        unit = [] if self.columns.unit is None else [self.columns.unit]
+        wanted = [*unit, *self.columns.key, self.columns.time, *values]
         return self.prepare.sources(list(dict.fromkeys(wanted)))
 
     @cached_property

@@ -24,6 +24,8 @@ from tidegate.transforms.count import CountFn
 from tidegate.transforms.gate import GateFn, PublicKeysFn, beside_digest
 from tidegate.transforms.problems import withheld
 from tidegate.transforms.release import Release
+from tidegate.transforms.rows import RowSums, SumRowsFn
+from tidegate.transforms.rows import nothing as no_rows
 from tidegate.transforms.seal import SealFn
 from tidegate.transforms.secret import Secret
 from tidegate.transforms.terms import Terms
@@ -32,7 +34,7 @@ from tidegate.transforms.windows import Windows
 
 
 class WholeWindows(beam.PTransform[Any, Any]):
-    """(number of a window, Contributions) of a range that ends → one Release a window."""
+    """(number of a window, Contributions or RowSums) of a range that ends → one Release a window."""
 
     def __init__(self, terms: Terms, secret: Secret) -> None:
         super().__init__()
@@ -40,10 +42,12 @@ class WholeWindows(beam.PTransform[Any, Any]):
 
     def expand(self, contributions: Any) -> Any:
         windows = self._terms.window.windows
+        each_row = self._terms.columns.unit is None
+        kind = tuple[int, RowSums] if each_row else tuple[int, Contributions]
         ticks = (
             contributions.pipeline
             | "Range" >> beam.Impulse()
-            | "Tick" >> beam.FlatMap(_ticks, windows).with_output_types(tuple[int, Contributions])
+            | "Tick" >> beam.FlatMap(_ticks, windows, each_row).with_output_types(kind)
         )
         return (
             (contributions, ticks)
@@ -54,10 +58,14 @@ class WholeWindows(beam.PTransform[Any, Any]):
         )
 
 
-def _ticks(_: object, windows: Windows) -> Iterator[Any]:
-    """Nothing, once for every window: so that windows in which nothing happened are released, too."""
+def _no_contributions() -> Contributions:
     none = np.zeros(0, np.int64)
-    nothing = Contributions(none, none, none, None, np.zeros((0, 2), np.uint64), pa.array([], pa.string()))
+    return Contributions(none, none, none, None, np.zeros((0, 2), np.uint64), pa.array([], pa.string()))
+
+
+def _ticks(_: object, windows: Windows, each_row: bool) -> Iterator[Any]:
+    """Nothing, once for every window: so that windows in which nothing happened are released, too."""
+    nothing = no_rows() if each_row else _no_contributions()
     for window in range(windows.count):
         yield TimestampedValue((window, nothing), windows.carrier_timestamp(window, windows.start))
 
@@ -67,7 +75,8 @@ class WholeFn(beam.DoFn):
 
     def __init__(self, terms: Terms, secret: Secret) -> None:
         self._windows = terms.window.windows
-        self._bound, self._count = BoundFn(terms, secret, shards=1), CountFn(terms, secret)
+        self._bound: BoundFn | SumRowsFn = BoundFn(terms, secret, 1) if terms.columns.unit else SumRowsFn(terms, 1)
+        self._count = CountFn(terms, secret)
         self._public = PublicKeysFn(terms, secret, shards=1) if public_keys_of(terms.gate_mechanism) else None
         self._gate, self._seal = GateFn(terms, secret), SealFn(terms)
         self._by_key, self._by_window = PerKeyFn(terms, secret), PerWindowFn(terms, secret)
@@ -81,7 +90,7 @@ class WholeFn(beam.DoFn):
     @withheld("release")
     def process(
         self,
-        element: tuple[int, Iterable[Contributions]],
+        element: tuple[int, Iterable[Any]],
         window: Any = beam.DoFn.WindowParam,
         pane: Any = beam.DoFn.PaneInfoParam,
     ) -> Iterator[Release]:
@@ -99,7 +108,7 @@ class WholeFn(beam.DoFn):
                     rows += self._by_window.process((number, [summary]), window, pane)
         yield from self._seal.process((self._windows.carried(window), rows), pane)
 
-    def _tables(self, parts: list[Contributions], window: Any, pane: Any) -> list[ExactTable]:
+    def _tables(self, parts: list[Any], window: Any, pane: Any) -> list[ExactTable]:
         """What the units of the window come to, and the public keys."""
         counted = self._bound.process((0, parts), pane, window) if parts else ()
         public = self._public.process(None) if self._public is not None else ()

@@ -390,9 +390,9 @@ def test_a_dead_letter_holds_what_the_operator_needs() -> None:
 # What travels.
 
 
-def sent(rows: Rows, made: Terms) -> list[tuple[int, Contributions]]:
+def sent(rows: Rows, made: Terms, shards: int = 3) -> list[tuple[int, Contributions]]:
     """What a bundle of these rows sends to bounding, as it arrives there."""
-    stage = DecodeFn(made, Secret.for_tests(1), shards=3)
+    stage = DecodeFn(made, Secret.for_tests(1), shards)
     stage.setup()
     stage.start_bundle()
     for batch in rows_to_batches(rows, COLUMNS):
@@ -411,7 +411,7 @@ def test_every_event_is_told_of_once_and_under_its_terms() -> None:
     assert sum(part.events for part in parts) == 100
     for window in (0, 1):
         assert sum(part.events for part in parts if part.window[0] == window) == 50
-    assert {part.terms for part in parts} == {agreed().digest}
+    assert {part.terms for part in parts} == {f"{agreed().digest}/3"}
 
 
 def test_what_was_made_under_other_terms_is_not_counted_under_these() -> None:
@@ -431,6 +431,9 @@ def test_what_was_made_under_other_terms_is_not_counted_under_these() -> None:
         for shard, part in sent(rows, made):
             with pytest.raises(SafeError, match="begun under other terms"):
                 list(stage.process((shard, [part]), pane, carrier))
+    for shard, part in sent(rows, agreed(), shards=4):  # where the unit may have gone to another shard before
+        with pytest.raises(SafeError, match="another number of shards"):
+            list(stage.process((shard, [part]), pane, carrier))
     aside = IntervalWindow(T0, T0 + 1800)
     with pytest.raises(SafeError, match=r"begun under another window\.size"):
         list(stage.process((0, []), pane, aside))
