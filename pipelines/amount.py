@@ -17,8 +17,9 @@ from tidegate.pipelines.sources import Format
 from tidegate.transforms.windows import Windows
 
 _FILES, _HEAD_BYTES, _AVRO_HEAD_BYTES = 8, 1 << 20, 1 << 24  # of Avro whole blocks only, and they may be large
-_ROWS_A_SHARD, _MOST_SHARDS = 1 << 25, 4096
-"""A shard of a window is bounded in one piece. So many rows, all different, are some 2 GB."""
+_ROWS_A_SHARD, _MOST_SHARDS = 1 << 27, 4096
+"""A shard of a window is bounded in one piece, in the memory of one worker. Rows that repeat each other take none, so that
+this is for the worst of cases: splitting costs time, too."""
 
 
 def estimate_rows(pattern: str, kind: Format) -> int | None:

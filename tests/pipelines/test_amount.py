@@ -60,9 +60,9 @@ def test_a_window_that_is_too_large_for_one_worker_is_split() -> None:
     start, end = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 2, tzinfo=UTC)
     day = Windows.between(start, end, 3600, 3600, 0)
     assert fitting_shards(1, None, day) == 1
-    assert fitting_shards(1, 24 * 2**25, day) == 1
-    assert fitting_shards(1, 24 * 2**25 + 1, day) == 2
-    assert fitting_shards(8, 24 * 2**26, day) == 8
+    assert fitting_shards(1, 24 * 2**27, day) == 1
+    assert fitting_shards(1, 24 * 2**27 + 1, day) == 2
+    assert fitting_shards(8, 24 * 2**28, day) == 8
     assert fitting_shards(1, 10**15, day) == 4096
-    assert fitting_shards(1, 24 * 2**25, Windows.between(start, end, 7200, 3600, 0)) > 1
+    assert fitting_shards(1, 24 * 2**27, Windows.between(start, end, 7200, 3600, 0)) > 1
     assert fitting_shards(8, 10**15, Windows.between(start, None, 3600, 3600, 0)) == 8
