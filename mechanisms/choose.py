@@ -35,7 +35,7 @@ from tidegate.mechanisms.guarantee import Guarantee
 from tidegate.mechanisms.keyed import Ids
 from tidegate.mechanisms.mechanism import Bounds, Identify, Role
 from tidegate.mechanisms.noise import WORD_BITS, Coins, Noise, Words, decaying_coins
-from tidegate.mechanisms.table import ExactTable, Ints, Rows
+from tidegate.mechanisms.table import ExactTable, Ints, Rows, concat_texts
 
 Method = Literal["permute-and-flip", "exponential"]
 LARGEST_TABLE = 2**22
@@ -147,7 +147,7 @@ def unpack(summary: bytes) -> tuple[pa.Array, Ints]:
 
 def together(left: bytes, right: bytes) -> tuple[pa.Array, Ints]:
     (keys, utilities), (more_keys, more_utilities) = unpack(left), unpack(right)
-    return pa.concat_arrays([keys, more_keys]), np.concatenate([utilities, more_utilities])
+    return concat_texts([keys, more_keys]), np.concatenate([utilities, more_utilities])
 
 
 def _uniform(noise: Noise, size: int) -> int:

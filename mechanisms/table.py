@@ -79,7 +79,7 @@ class ExactTable:
             return ExactTable(pa.array([], pa.string()), np.zeros(0, np.int64))
         if len(tables) == 1:
             return tables[0]
-        encoded = pa.concat_arrays([t.keys for t in tables]).dictionary_encode()
+        encoded = concat_texts([t.keys for t in tables]).dictionary_encode()
         place, size = encoded.indices.to_numpy(), len(encoded.dictionary)
         first = tables[0]
         return ExactTable(
@@ -97,6 +97,17 @@ class ExactTable:
 
     def __iter__(self) -> NoReturn:
         raise TypeError("an exact table cannot be iterated: only what a mechanism releases may leave the pipeline")
+
+
+MOST_BYTES = 2**31 - 1
+"""Of all texts in one array of strings, whose offsets have 32 bits."""
+
+
+def concat_texts(parts: Sequence[pa.Array]) -> pa.Array:
+    """All texts in one array: of large strings where there is too much of them, or some are large already."""
+    if any(pa.types.is_large_string(part.type) for part in parts) or sum(part.nbytes for part in parts) > MOST_BYTES:
+        parts = [part.cast(pa.large_string()) for part in parts]
+    return pa.concat_arrays(parts)
 
 
 def sum_by(place: npt.NDArray[np.integer], values: Ints, size: int) -> Ints:
@@ -173,7 +184,7 @@ class Rows:
         if not parts:
             return Rows(pa.array([], pa.string()), np.zeros(0), np.zeros(0), np.zeros(0), np.zeros(0, np.int32))
         return Rows(
-            pa.concat_arrays([p.keys for p in parts]),
+            concat_texts([p.keys for p in parts]),
             np.concatenate([p.values for p in parts]),
             np.concatenate([p.low for p in parts]),
             np.concatenate([p.high for p in parts]),

@@ -129,7 +129,7 @@ class SealFn(beam.DoFn):
         }
         columns = {
             "measure": pa.array(terms.measures(number), pa.string()).take(pa.array(rows.parts)).take(order),
-            "key": rows.keys.take(order),
+            "key": rows.keys.take(order).cast(pa.string()),
             **{
                 name: pa.array(column, mask=~np.isfinite(column)).take(order)  # what is not said becomes null
                 for name, column in (("value", rows.values), ("low", rows.low), ("high", rows.high))

@@ -20,6 +20,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tidegate.mechanisms import table as table_room
 from tidegate.mechanisms.table import ExactTable, Rows
 from tidegate.pipelines.sinks import FolderOfReleases, PublishFn, WriteReleases
 from tidegate.transforms.coders import ExactTableCoder, register
@@ -229,3 +230,16 @@ def test_our_own_sink_fails_on_it_without_quoting(tmp_path: Path) -> None:
         run()
     assert_tells_nothing(str(refused.value))
     assert not (tmp_path / "out").exists()
+
+
+def test_more_text_than_strings_can_hold_becomes_large_strings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_room, "MOST_BYTES", 100)
+    parts = [ExactTable(pa.array([f"key {place}" for place in range(n)]), np.ones(n, np.int64)) for n in (3, 50)]
+    few, many = ExactTable.merge(parts[:1] * 2), ExactTable.merge(parts)
+    assert (few.keys.type, many.keys.type) == (pa.string(), pa.large_string())
+    assert dict(zip(many.keys.to_pylist(), many.counts.tolist(), strict=True)) == {
+        f"key {place}": 2 if place < 3 else 1 for place in range(50)
+    }
+    again = ExactTable.merge([few, many])  # small ones and large ones
+    assert again.keys.type == pa.large_string()
+    assert again.counts.sum() == few.counts.sum() + many.counts.sum()

@@ -14,6 +14,7 @@ from apache_beam.runners.direct.direct_runner import BundleBasedDirectRunner
 
 from tests.collecting import Collected
 from tests.transforms.running import T0, release, terms, values
+from tidegate.mechanisms import table
 from tidegate.transforms import PrivateReleases, Release, Secret
 from tidegate.transforms.coders import ReleaseCoder
 from tidegate.transforms.gate import GateFn
@@ -69,6 +70,14 @@ def test_order_does_not_matter(reference: list[Release]) -> None:
 @pytest.mark.parametrize("shards", [1, 8, 13])
 def test_the_number_of_shards_does_not_matter(reference: list[Release], shards: int) -> None:
     assert as_bytes(release(events(), shards=shards)) == as_bytes(reference)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_how_much_text_the_keys_are_does_not_matter(
+    reference: list[Release], shards: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "MOST_BYTES", 1000)  # beyond it, keys are large strings
+    assert as_bytes(release(events(), shards=shards, bundles=3)) == as_bytes(reference)
 
 
 def test_bundles_and_repeated_events_do_not_matter(reference: list[Release]) -> None:
