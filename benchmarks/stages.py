@@ -76,9 +76,9 @@ def one_pass(spec: Any, shards: int, clock: Clock) -> None:
 
     def flush() -> None:
         with clock("bound: within a bundle"):
-            whole = gathering.drain()
+            bounded = gathering.drain()
         with clock("shuffle: split by window and unit"):
-            parts = list(whole.split(shards)) if whole is not None else []
+            parts = [part for rows in bounded for part in rows.split(shards)]
         with clock("shuffle: encode contributions"):
             for window, shard, rows in parts:
                 travelling[window, shard].append(rows_coder.encode(rows))

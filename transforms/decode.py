@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 import apache_beam as beam
@@ -249,12 +250,10 @@ class DecodeFn(beam.DoFn):
         yield from self._flush()
 
     def _flush(self) -> Iterator[Any]:
-        whole, untold = self._gathering.drain(), self._arrivals
+        parts, untold = self._gathering.drain(), self._arrivals
         self._arrivals = {}
-        if whole is None:
-            return
         earliest = {window: arrivals.earliest for window, arrivals in untold.items()}
-        for window, shard, rows in whole.split(self._shards):
+        for window, shard, rows in chain.from_iterable(part.split(self._shards) for part in parts):
             timestamp = self._windows.carrier_timestamp(window, earliest[window])
             for begin in range(0, len(rows), self._most):
                 part = rows if len(rows) <= self._most else rows.take(slice(begin, begin + self._most))
