@@ -16,7 +16,8 @@ from tidegate.pipelines.formats.files import open_file
 from tidegate.pipelines.sources import Format
 from tidegate.transforms.windows import Windows
 
-_FILES, _HEAD_BYTES, _AVRO_HEAD_BYTES = 8, 1 << 20, 1 << 24  # of Avro whole blocks only, and they may be large
+_FOOTERS, _HEADS = 8, 2
+_HEAD_BYTES, _AVRO_HEAD_BYTES = 1 << 20, 1 << 24  # of Avro whole blocks only, and they may be large
 _ROWS_A_SHARD, _MOST_SHARDS = 1 << 27, 4096
 """A shard of a window is bounded in one piece, in the memory of one worker. Rows that repeat each other take none, so that
 this is for the worst of cases: splitting costs time, too."""
@@ -26,7 +27,7 @@ def estimate_rows(pattern: str, kind: Format) -> int | None:
     """About how many rows the files of a pattern have; None where nobody can tell."""
     try:
         files = FileSystems.match([pattern])[0].metadata_list
-        some = files[:: math.ceil(len(files) / _FILES)]
+        some = files[:: math.ceil(len(files) / (_FOOTERS if kind == "parquet" else _HEADS))]
         rows = sum(_rows(file.path, file.size_in_bytes, kind) for file in some)
         whole, seen = (sum(int(file.size_in_bytes) for file in part) for part in (files, some))
         return round(rows * whole / seen) or None

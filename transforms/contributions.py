@@ -11,7 +11,6 @@ not among the smallest of a part is not among the smallest of the whole.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -260,11 +259,6 @@ class Bounder:
         return keep
 
 
-def _span(window: Codes) -> int:
-    """How many windows there are from the first to the last; they are in order."""
-    return int(window[-1] - window[0]) + 1 if len(window) else 0
-
-
 def _group_sizes(rows: Contributions) -> Codes:
     """How many rows each unit has in each window; its rows follow each other."""
     new_group = np.ones(len(rows), dtype=np.bool_)
@@ -273,17 +267,11 @@ def _group_sizes(rows: Contributions) -> Codes:
 
 
 class Gathering:
-    """Contributions arriving batch by batch, held in bounded form: memory follows distinct rows, not events.
-
-    Where hardly any row comes twice, merging would leave nearly all of them, and they are merged once anyway when their
-    window closes. One look tells; from then on parts are only bounded, each by itself.
-    """
+    """Contributions arriving batch by batch, held in bounded form: memory follows distinct rows, not events."""
 
     FIRST_COMPACTION = 1 << 21
     WORTH = 0.75
     """Of what is merged, no more than so much may be left for it to have been of use."""
-    ROWS_A_WINDOW = 1 << 14
-    """With fewer, there would be many small elements: one for each part and window."""
 
     def __init__(self, bounder: Bounder) -> None:
         self._bounder = bounder
@@ -291,8 +279,7 @@ class Gathering:
 
     def _begin(self) -> None:
         self._parts: list[Contributions] = []
-        self._rows = 0
-        self._compact_at: float = self.FIRST_COMPACTION
+        self._rows, self._merged, self._compact_at = 0, 0, self.FIRST_COMPACTION
 
     def add(self, part: Contributions) -> None:
         self._parts.append(part)
@@ -303,22 +290,22 @@ class Gathering:
     def __len__(self) -> int:
         return self._rows
 
-    def drain(self) -> list[Contributions]:
-        """Everything so far, bounded, in as few parts as is worth the while; starts anew."""
-        if self._parts and self._compact_at < math.inf:
+    def drain(self) -> Contributions | None:
+        """Everything so far, merged and bounded, or None; starts anew."""
+        if not self._parts:
+            return None
+        if self._rows > self._merged:
             self._compact()
-            parts = self._parts
-        else:
-            parts = [self._bounder(part) for part in self._parts]
+        whole = self._parts[0]
         self._begin()
-        return parts
+        return whole
 
     def _compact(self) -> None:
         before, whole = self._rows, self._bounder(Contributions.merge(self._parts))
-        self._parts, self._rows = [whole], len(whole)
-        # Doubling keeps the total work proportional to the rows that came in.
-        worth = len(whole) <= self.WORTH * before or len(whole) < self.ROWS_A_WINDOW * _span(whole.window)
-        self._compact_at = max(self.FIRST_COMPACTION, 2 * len(whole)) if worth else math.inf
+        self._parts, self._rows, self._merged = [whole], len(whole), len(whole)
+        # Doubling keeps the total work proportional to the rows that came in; where hardly any came twice, there is time.
+        growth = 2 if len(whole) <= self.WORTH * before else 4
+        self._compact_at = max(self.FIRST_COMPACTION, growth * len(whole))
 
 
 @dataclass(frozen=True)

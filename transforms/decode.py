@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import Any, NamedTuple
 
 import apache_beam as beam
@@ -242,7 +241,7 @@ class DecodeFn(beam.DoFn):
 
     def _gather(self, contributions: Contributions) -> Iterator[Any]:
         self._gathering.add(contributions)
-        if len(self._gathering) > _ROWS_HELD:
+        if len(self._gathering) >= _ROWS_HELD:  # which is when it has just been merged, if no row came twice
             yield from self._flush()
 
     @withheld("decode")
@@ -250,10 +249,12 @@ class DecodeFn(beam.DoFn):
         yield from self._flush()
 
     def _flush(self) -> Iterator[Any]:
-        parts, untold = self._gathering.drain(), self._arrivals
+        whole, untold = self._gathering.drain(), self._arrivals
         self._arrivals = {}
+        if whole is None:
+            return
         earliest = {window: arrivals.earliest for window, arrivals in untold.items()}
-        for window, shard, rows in chain.from_iterable(part.split(self._shards) for part in parts):
+        for window, shard, rows in whole.split(self._shards):
             timestamp = self._windows.carrier_timestamp(window, earliest[window])
             for begin in range(0, len(rows), self._most):
                 part = rows if len(rows) <= self._most else rows.take(slice(begin, begin + self._most))

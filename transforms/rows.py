@@ -41,6 +41,9 @@ class RowSums:
     def __len__(self) -> int:
         return len(self.table)
 
+    def __repr__(self) -> str:
+        return "RowSums(withheld)"
+
 
 class DecodeRows(beam.PTransform[Any, Any]):
     """Raw batches → {None: (window and shard of keys, RowSums) by window carrier timestamp, "dead": DeadLetter}."""

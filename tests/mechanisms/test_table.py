@@ -27,6 +27,7 @@ from tidegate.transforms.coders import ExactTableCoder, register
 from tidegate.transforms.contributions import Contributions
 from tidegate.transforms.decode import Arrivals, DeadLetter, Decoded
 from tidegate.transforms.problems import SafeError
+from tidegate.transforms.rows import RowSums
 
 KEY, COUNT = "canary-key-41f7", 47_110_815
 # Beam has a cloudpickle of its own; the others are there or not.
@@ -107,7 +108,7 @@ SHOWN = {
 def test_printing_withholds(show: Any) -> None:
     letter = DeadLetter("bad_time", f"{KEY}.csv", COUNT, KEY)
     decoded = Decoded(contributions(), {0: Arrivals(COUNT, 0)}, [letter], 0, 0)
-    for thing in (secret(), contributions(), letter):
+    for thing in (secret(), contributions(), RowSums(secret(), 0, COUNT, ""), letter):
         assert_tells_nothing(show(thing))
         assert "withheld" in show(thing)
     assert KEY not in show(decoded)
