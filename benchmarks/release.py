@@ -25,6 +25,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pages import Part, markdown
+
 ROOT = Path(__file__).resolve().parents[1]
 COLUMNS = ("user", "term", "at")
 TINY, WARM = 1_000, 3  # events of the runs that show what a pipeline costs whatever comes, and how many of them
@@ -257,9 +259,6 @@ def shown(values: Sequence[float]) -> str:
     return f"{middle} [{low}–{high}]"
 
 
-Part = tuple[str, Sequence[str], Sequence[Sequence[str]]]
-
-
 def report(summary: Measured) -> list[Part]:
     """The tables: title, header, rows."""
     seconds = [
@@ -288,20 +287,19 @@ def report(summary: Measured) -> list[Part]:
     ]
 
 
-def show(parts: Sequence[Part], markdown: Path) -> None:
+def show(parts: Sequence[Part], file: Path) -> None:
+    """The tables to standard output, and as Markdown to a file."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    lines = []
     for title, header, body in parts:
         table = Table(*header, title=escape(title))
         for row in body:
             table.add_row(*(escape(cell) for cell in row))
         # Wide enough for any row: a table that wraps in a log cannot be read.
         Console(width=None if sys.stdout.isatty() else 180).print(table)
-        lines += [f"### {title}", "", *(f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *body)), ""]
-    markdown.write_text("\n".join(lines), encoding="utf-8")
+    file.write_text("\n".join(markdown(parts)), encoding="utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

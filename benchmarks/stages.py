@@ -1,6 +1,7 @@
 """Where the time of a private release goes: its stages one after the other in one process, without Beam.
 
     python -m benchmarks.stages --size 10000000 --repeats 3 --out .bench/
+    python -m benchmarks.stages --write-docs                  and put the tables into docs/performance.md
 
 The pass calls the project's own functions in the order in which the pipeline does, and the real job runs next to it:
 what the job takes longer is Beam's own. Both must come to the same releases, or the profile is of something else.
@@ -23,6 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import release as bench
+from benchmarks.pages import fill, markdown
+
+PAGE = bench.ROOT / "docs" / "performance.md"
 
 
 class Clock:
@@ -76,9 +80,9 @@ def one_pass(spec: Any, shards: int, clock: Clock) -> None:
 
     def flush() -> None:
         with clock("bound: within a bundle"):
-            bounded = gathering.drain()
+            whole = gathering.drain()
         with clock("shuffle: split by window and unit"):
-            parts = [part for rows in bounded for part in rows.split(shards)]
+            parts = list(whole.split(shards)) if whole is not None else []
         with clock("shuffle: encode contributions"):
             for window, shard, rows in parts:
                 travelling[window, shard].append(rows_coder.encode(rows))
@@ -94,7 +98,7 @@ def one_pass(spec: Any, shards: int, clock: Clock) -> None:
                 decoded = decoder(batch)
             with clock("bound: within a bundle"):
                 gathering.add(decoded.contributions)
-            if len(gathering) > decode._ROWS_HELD:
+            if len(gathering) >= decode._ROWS_HELD:
                 flush()
     flush()
 
@@ -174,6 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--size", default=10_000_000, type=int, help="events")
     parser.add_argument("--repeats", default=3, type=int)
     parser.add_argument("--out", default=Path(".bench"), type=Path, help="for the report and the simulated data")
+    parser.add_argument("--write-docs", action="store_true", help="fill docs/performance.md")
     chosen = parser.parse_args(arguments)
     logging.getLogger().setLevel(logging.CRITICAL)
     data, tiny = (bench.data_folder(chosen.out, events) for events in (chosen.size, bench.TINY))
@@ -203,6 +208,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     ]
     bench.show(parts, chosen.out / "stages.md")
+    if chosen.write_docs:
+        fill(PAGE, {"stages": "\n".join(markdown(parts))})
+        print(f"written: {PAGE}", file=sys.stderr)
     written = {"events": chosen.size, "seconds": steps | wholes, "stages": stages}
     (chosen.out / "stages.json").write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
 

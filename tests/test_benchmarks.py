@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import pytest
 
-from benchmarks import mechanisms, release, stages
+from benchmarks import mechanisms, pages, release, stages
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import contenders, measuring, report, utility
 from benchmarks.peers.programs.job import Job
@@ -201,14 +201,14 @@ def test_all_of_our_ways_keep_the_same_guarantee(way: utility.Way, epsilon: floa
 
 def test_a_page_is_filled_between_its_markers_and_another_is_refused(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    page.write_text(f"before\n{pages.begin('one')}\nold\n{pages.END}\nafter\n")
     for _ in range(2):
-        report.write_docs(page, "new\n")
-        assert page.read_text() == f"before\n{report.BEGIN}\nnew\n{report.END}\nafter\n"
-    page.write_text("nothing")
+        pages.fill(page, {"one": "new\n"})
+        assert page.read_text() == f"before\n{pages.begin('one')}\nnew\n{pages.END}\nafter\n"
     with pytest.raises(ValueError, match="must have a line"):
-        report.write_docs(page, "new\n")
-    assert report.BEGIN in peers.PAGE.read_text()
+        pages.fill(page, {"another": "new\n"})
+    assert pages.begin(report.SECTION) in peers.PAGE.read_text()
+    assert pages.begin("stages") in stages.PAGE.read_text()
 
 
 def test_memory_is_that_of_a_process_and_its_children(tmp_path: Path) -> None:
@@ -405,10 +405,10 @@ def test_scale_says_what_is_wrong_with_its_options_and_its_page_has_markers(
     assert "at least 10000" in told
     page = tmp_path / "scale.md"
     page.write_text(scale.PAGE.read_text())
-    scale_report.write_docs(page, dict.fromkeys(scale_report.SECTIONS, "filled\n"))
+    pages.fill(page, dict.fromkeys(scale_report.SECTIONS, "filled\n"))
     assert page.read_text().count("filled\n<!-- end -->") == len(scale_report.SECTIONS)
     with pytest.raises(ValueError, match="must have a line"):
-        scale_report.write_docs(page, {"something else": "filled"})
+        pages.fill(page, {"something else": "filled"})
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from benchmarks.pages import fill
 from benchmarks.peers import measuring, picture, report, utility
 from benchmarks.peers.contenders import FLOORS, OURS, ROWS, WORDS, prepared
 from benchmarks.release import ROOT, Measured, show
@@ -89,7 +90,7 @@ def publish(written: Measured, out: Path, docs: bool, say: Callable[[str], None]
     if docs:
         if drawn:
             PAGE.with_suffix(".svg").write_bytes(drawn.read_bytes())
-        report.write_docs(PAGE, report.as_markdown(written, PAGE.with_suffix(".svg").name if drawn else None))
+        fill(PAGE, {report.SECTION: report.as_markdown(written, PAGE.with_suffix(".svg").name if drawn else None)})
         say(f"written: {PAGE}")
 
 

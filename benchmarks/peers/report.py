@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
+from benchmarks.pages import Part, markdown
 from benchmarks.peers.contenders import FLOORS, OPENDP, OURS, PDP_BEAM, PDP_LOCAL, ROWS, WORDS
 from benchmarks.peers.measuring import DELTA, EPSILON, KEYS, TINY, without_startup
 from benchmarks.peers.utility import ahead_of_us, shown_rows
-from benchmarks.release import Measured, Part, shown, spread
+from benchmarks.release import Measured, shown, spread
 
 SHORTEST = 0.02  # seconds; the difference of two runs that is smaller than this says nothing
-BEGIN, END = "<!-- table: peers -->", "<!-- end -->"
+SECTION = "peers"
 MILLION, TEN_MILLION = 10**6, 10**7
 _TOTAL, _WORK, _PROCESSOR, _MEMORY = "seconds", "work", "processor_work", "memory"
 
@@ -190,17 +189,6 @@ def notes(written: Measured) -> list[str]:
 
 def as_markdown(written: Measured, picture: str | None) -> str:
     lines = [f"![Time at each size, and keys published at each epsilon]({picture})", ""] if picture else []
-    for title, header, body in report(written):
-        lines += [f"### {title}", "", *(f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *body)), ""]
+    lines += markdown(report(written))
     lines += ["### Measured with", "", *(f"- {line}" for line in notes(written)), ""]
     return "\n".join(lines)
-
-
-def write_docs(page: Path, markdown: str) -> None:
-    """Put the tables between the page's markers. Raises ValueError where it has none."""
-    text = page.read_text(encoding="utf-8")
-    if not re.search(f"{BEGIN}\n.*?{END}", text, flags=re.DOTALL):
-        raise ValueError(f"{page} must have a line {BEGIN} and, after it, {END}")
-    before, rest = text.split(BEGIN, 1)
-    _, after = rest.split(END, 1)
-    page.write_text(f"{before}{BEGIN}\n{markdown}{END}{after}", encoding="utf-8")

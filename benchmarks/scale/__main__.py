@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from benchmarks.pages import fill
 from benchmarks.peers.__main__ import machine
 from benchmarks.peers.contenders import HERE, PLAIN
 from benchmarks.release import ROOT, Measured, show
@@ -54,7 +55,7 @@ def publish(written: Measured, out: Path, docs: bool, say: Callable[[str], None]
     if docs:
         if drawn:
             PAGE.with_suffix(".svg").write_bytes(drawn.read_bytes())
-        report.write_docs(PAGE, report.sections(written, PAGE.with_suffix(".svg").name if drawn else None))
+        fill(PAGE, report.sections(written, PAGE.with_suffix(".svg").name if drawn else None))
         say(f"written: {PAGE}")
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 
-from benchmarks.release import Measured, Part, shown, spread
+from benchmarks.pages import Part, markdown
+from benchmarks.release import Measured, shown, spread
 from benchmarks.scale import model
 from benchmarks.scale.measuring import without_startup
 from benchmarks.scale.model import BY_KEY, BY_SHARD, BY_UNIT, BY_WINDOW, COSTS, ENGINES, MILLION, WHOLE, Load
@@ -18,7 +17,6 @@ CLEAR = 3  # times what start-ups differ by among themselves; anything less may 
 FLAT, SKEWED, STRAIGHT, CONSTANT = 1.2, 1.5, 0.2, 1.2
 MOST_MEMORY = 8 * 2**30  # of a machine with two cores and 4 GiB for each
 SECTIONS = ("scale", "scale model", "scale engines")
-_END = "<!-- end -->"
 
 
 def verdicts(found: Sequence[Measured], failed: Collection[str] = ()) -> list[tuple[str, str, str]]:
@@ -250,30 +248,10 @@ def sections(written: Measured, picture: str | None) -> dict[str, str]:
     fitted, stretched = model_parts(written), engine_parts(written)
     few = ["Too few runs to fit anything; run all sweeps.", ""]
     return {
-        "scale": "\n".join([*drawn, *_tables(report(written)), *told]),
-        "scale model": "\n".join(_tables(fitted) or few),
-        "scale engines": "\n".join(_tables(stretched) or few),
+        "scale": "\n".join([*drawn, *markdown(report(written)), *told]),
+        "scale model": "\n".join(markdown(fitted) or few),
+        "scale engines": "\n".join(markdown(stretched) or few),
     }
-
-
-def write_docs(page: Path, filled: dict[str, str]) -> None:
-    """Put each part between its markers. Raises ValueError where the page has none."""
-    text = page.read_text(encoding="utf-8")
-    for name, markdown in filled.items():
-        begin = f"<!-- table: {name} -->"
-        if not re.search(f"{begin}\n.*?{_END}", text, flags=re.DOTALL):
-            raise ValueError(f"{page} must have a line {begin} and, after it, {_END}")
-        before, rest = text.split(begin, 1)
-        _, after = rest.split(_END, 1)
-        text = f"{before}{begin}\n{markdown}{_END}{after}"
-    page.write_text(text, encoding="utf-8")
-
-
-def _tables(parts: Sequence[Part]) -> list[str]:
-    lines = []
-    for title, header, body in parts:
-        lines += [f"### {title}", "", *(f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *body)), ""]
-    return lines
 
 
 def _off(row: Measured, field: str) -> str:
