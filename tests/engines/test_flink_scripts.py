@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -26,27 +27,25 @@ class Example:
     folder: Path
     environment: dict[str, str]
 
-    def spec(self, name: str) -> Path:
-        """The same spec with a sink of its own."""
+    def spec(self, name: str, **changes: Any) -> Path:
+        """The same spec with a sink of its own; with changes, another, and None is for what to leave out."""
         path = self.folder / f"{name}.yaml"
-        path.write_text(
-            yaml.safe_dump(
-                {
-                    "stream": "searches",
-                    "source": {"files": str(self.folder / "stream" / "events-*.parquet")},
-                    "columns": {"unit": "user", "key": "term", "time": "at"},
-                    "window": {"size": "1h", "start": "2026-01-01T00:00:00Z", "end": "2026-01-01T04:00:00Z"},
-                    "bound": {"keys": 3, "per_key": 1},
-                    "gate": {"epsilon": 1.0, "delta": 1e-9},
-                    "then": [
-                        {"mechanism": "mean", "column": "seconds", "low": 0, "high": 300, "epsilon": 0.5},
-                        {"mechanism": "top-k", "k": 5, "epsilon": 0.2},  # gathers all shards of a window
-                    ],
-                    "sink": {"files": str(self.folder / name), "format": "avro"},
-                    "state": str(self.folder / "state"),
-                }
-            )
-        )
+        whole = {
+            "stream": "searches",
+            "source": {"files": str(self.folder / "stream" / "events-*.parquet")},
+            "columns": {"unit": "user", "key": "term", "time": "at"},
+            "window": {"size": "1h", "start": "2026-01-01T00:00:00Z", "end": "2026-01-01T04:00:00Z"},
+            "bound": {"keys": 3, "per_key": 1},
+            "gate": {"epsilon": 1.0, "delta": 1e-9},
+            "then": [
+                {"mechanism": "mean", "column": "seconds", "low": 0, "high": 300, "epsilon": 0.5},
+                {"mechanism": "top-k", "k": 5, "epsilon": 0.2},  # gathers all shards of a window
+            ],
+            "sink": {"files": str(self.folder / name), "format": "avro"},
+            "state": str(self.folder / "state"),
+            **changes,
+        }
+        path.write_text(yaml.safe_dump({field: value for field, value in whole.items() if value is not None}))
         return path
 
     def published(self, name: str) -> dict[str, bytes]:
@@ -105,6 +104,15 @@ def test_a_cluster_publishes_the_same_bytes(example: Example, cluster: Cluster, 
     options = ("--batch", "--parallelism", str(parallelism))
     cluster.script("submit", str(example.spec(name)), *options, environment=example.environment, seconds=300)
     assert example.published(name) == example.published("direct")
+
+
+def test_a_cluster_publishes_the_same_bytes_of_rows_that_are_units(example: Example, cluster: Cluster) -> None:
+    rows: dict[str, Any] = {"columns": {"unit": {"each": "row"}, "key": "term", "time": "at"}, "bound": None}
+    tidegate(["run", str(example.spec("rows-direct", **rows)), "--quiet"], example.environment)
+    options = ("--batch", "--parallelism", "2")
+    spec = str(example.spec("rows-flink", **rows))
+    cluster.script("submit", spec, *options, environment=example.environment, seconds=300)
+    assert example.published("rows-flink") == example.published("rows-direct")
 
 
 @pytest.mark.long
