@@ -78,9 +78,7 @@ def one_pass(spec: Any, shards: int, clock: Clock) -> None:
     gathering = Gathering(bounder)
     travelling: dict[tuple[int, int], list[bytes]] = defaultdict(list)
 
-    def flush() -> None:
-        with clock("bound: within a bundle"):
-            whole = gathering.drain()
+    def send(whole: Contributions | None) -> None:
         with clock("shuffle: split by window and unit"):
             parts = list(whole.split(shards)) if whole is not None else []
         with clock("shuffle: encode contributions"):
@@ -97,10 +95,15 @@ def one_pass(spec: Any, shards: int, clock: Clock) -> None:
             with clock("decode"):
                 decoded = decoder(batch)
             with clock("bound: within a bundle"):
-                gathering.add(decoded.contributions)
+                rested = gathering.add(decoded.contributions)
+            send(rested)
             if len(gathering) >= decode._ROWS_HELD:
-                flush()
-    flush()
+                with clock("bound: within a bundle"):
+                    whole = gathering.drain()
+                send(whole)
+    with clock("bound: within a bundle"):
+        whole = gathering.drain()
+    send(whole)
 
     tables: dict[int, dict[int, list[bytes]]] = {window: defaultdict(list) for window in range(windows.count)}
     for (window, _), encoded in travelling.items():

@@ -259,6 +259,12 @@ class Bounder:
         return keep
 
 
+def _windows_of(rows: Contributions) -> tuple[Codes, Codes]:
+    """The windows there are, and how many rows each has; they follow each other."""
+    first = np.flatnonzero(np.diff(rows.window, prepend=-1))
+    return rows.window[first], _run_lengths(first, len(rows))
+
+
 def _group_sizes(rows: Contributions) -> Codes:
     """How many rows each unit has in each window; its rows follow each other."""
     new_group = np.ones(len(rows), dtype=np.bool_)
@@ -267,7 +273,11 @@ def _group_sizes(rows: Contributions) -> Codes:
 
 
 class Gathering:
-    """Contributions arriving batch by batch, held in bounded form: memory follows distinct rows, not events."""
+    """Contributions arriving batch by batch, held in bounded form: memory follows distinct rows, not events.
+
+    Streams mostly come in the order of their time. A window to which nothing was added from one merge to the next is done, or
+    nearly: its rows are given back to be sent, and not merged again and again with those of later windows.
+    """
 
     FIRST_COMPACTION = 1 << 21
     WORTH = 0.75
@@ -281,11 +291,15 @@ class Gathering:
         self._parts: list[Contributions] = []
         self._rows, self._merged, self._compact_at = 0, 0, self.FIRST_COMPACTION
 
-    def add(self, part: Contributions) -> None:
+    def add(self, part: Contributions) -> Contributions | None:
+        """Take rows in, and give those of windows that have come to rest, if there are any."""
         self._parts.append(part)
         self._rows += len(part)
-        if self._rows >= self._compact_at:
-            self._compact()
+        if self._rows < self._compact_at:
+            return None
+        rested = self._rest() if self._merged else None
+        self._compact()
+        return rested
 
     def __len__(self) -> int:
         return self._rows
@@ -299,6 +313,17 @@ class Gathering:
         whole = self._parts[0]
         self._begin()
         return whole
+
+    def _rest(self) -> Contributions | None:
+        merged, *added = self._parts
+        windows, sizes = _windows_of(merged)
+        rests = ~np.isin(windows, np.concatenate([_windows_of(part)[0] for part in added]))
+        if not rests.any():
+            return None
+        rows = np.repeat(rests, sizes)
+        rested, active = merged.take(np.flatnonzero(rows)), merged.take(np.flatnonzero(~rows))
+        self._parts, self._rows = [active, *added], self._rows - len(rested)
+        return rested
 
     def _compact(self) -> None:
         before, whole = self._rows, self._bounder(Contributions.merge(self._parts))

@@ -240,7 +240,9 @@ class DecodeFn(beam.DoFn):
                 yield from self._gather(decoded.contributions)
 
     def _gather(self, contributions: Contributions) -> Iterator[Any]:
-        self._gathering.add(contributions)
+        rested = self._gathering.add(contributions)
+        if rested is not None:
+            yield from self._send(rested)
         if len(self._gathering) >= _ROWS_HELD:  # which is when it has just been merged, if no row came twice
             yield from self._flush()
 
@@ -249,10 +251,12 @@ class DecodeFn(beam.DoFn):
         yield from self._flush()
 
     def _flush(self) -> Iterator[Any]:
-        whole, untold = self._gathering.drain(), self._arrivals
-        self._arrivals = {}
-        if whole is None:
-            return
+        whole = self._gathering.drain()
+        if whole is not None:
+            yield from self._send(whole)
+
+    def _send(self, whole: Contributions) -> Iterator[Any]:
+        untold = self._arrivals
         earliest = {window: arrivals.earliest for window, arrivals in untold.items()}
         for window, shard, rows in whole.split(self._shards):
             timestamp = self._windows.carrier_timestamp(window, earliest[window])

@@ -177,6 +177,23 @@ def test_memory_follows_distinct_rows_not_events(monkeypatch: pytest.MonkeyPatch
     assert len(gathering) == 0
 
 
+def test_windows_that_have_come_to_rest_are_given_back_and_not_merged_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Gathering, "FIRST_COMPACTION", 100)
+    bounder = Bounder(b"b" * 32, Bounds(3, 1), 0)
+    gathering = Gathering(bounder)
+    events = [[(hour, u, k) for u in range(30) for k in range(5)] for hour in range(10)]
+    events[6] += [(0, 99, 7), (0, 3, 8)]  # and some that come late, one of them of a unit that was there
+    given = []
+    for part in events:
+        given.append(gathering.add(of_many(part)))
+        assert len(gathering) <= 300
+    sent = [part for part in (*given, gathering.drain()) if part is not None]
+    assert len(sent) > 5
+    assert all(len(part.units) <= 31 for part in sent)  # nobody of another window is carried along
+    whole = of_many([row for part in events for row in part])
+    assert as_dict(bounder(Contributions.merge(sent))) == as_dict(bounder(whole))
+
+
 def test_where_no_row_comes_twice_merging_is_tried_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Gathering, "FIRST_COMPACTION", 100)
     merged: list[int] = []
