@@ -49,7 +49,8 @@ def _draw_seconds(axes: Any, rows: list[Measured]) -> None:
     axes.set_yscale("log")
     axes.set_ylim(top=8 * axes.get_ylim()[1])  # room for the names
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    sizes = sorted({row["events"] for row in rows})
+    axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
     axes.set_xlabel("events", color=_QUIET)
     axes.set_title("Seconds in all, start-up included", loc="left", weight="bold", size=13, pad=9)
     axes.legend(loc="upper left")

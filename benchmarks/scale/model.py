@@ -1,7 +1,7 @@
 """What a run costs, as a few coefficients that are fitted to the measured runs, checked on them, and then stretched.
 
-    processor = events · a + rows sent · b + keys · c + rows published · d + windows · e        without start-up
-    memory    = pairs kept · m + what start-up takes and a batch in work                        all windows open at once
+    processor = events · a + units, pairs and keys that a batch has · b, c, d + keys · e + windows · f       without start-up
+    memory    = a base + pairs kept · m, and those of one window · n, and its keys · o          all windows open at once
     network   = elements · α + rows sent · β + their units and keys; then rows of exact tables · γ, rows published · δ
 
 The stretched part is arithmetic on coefficients from one small machine. What it takes for granted is in `Load` and `Engine`,
@@ -26,11 +26,19 @@ from tidegate.mechanisms.truncated_geometric import TruncatedGeometric
 
 MILLION = 10**6
 COSTS = {
-    "events": "an event: read, decode, merge in the bundle",
-    "sent_rows": "a row sent: travel and bounding",
+    "events": "an event: read, and put into its window",
+    "batch_units": "a unit in a batch: its text, its identifier, looked up when batches are merged",
+    "batch_pairs": "a pair of unit and key in a batch: sorted, merged, bounded, sent",
+    "batch_keys": "a key in a batch: its text, looked up when batches are merged",
     "keys": "a key of a window: count, digest, draw",
-    "rows": "a row published: seal and sink",
-    "windows": "a window: all that Beam does for it",
+    "windows": "a window: all that Beam does for it, and putting it on the disk",
+}
+BATCH = 1 << 19  # rows, as Parquet is read
+HELD = {
+    "base": "whatever comes",
+    "kept": "a million pairs that count, of all open windows: as they wait",
+    "kept_in_window": "a million pairs that count, of one window: as it is released",
+    "keys_in_window": "a million keys of one window",
 }
 # What an element is made of on its way to its shard, and what the coefficient is called.
 TRAVELS = {"elements": "element", "sent_rows": "row", "sent_units": "unit", "sent_keys": "word"}
@@ -85,11 +93,33 @@ def medians(found: Sequence[Measured]) -> list[Measured]:
             # With a single shard, every window also has an element without rows, so that silence is published.
             "elements": ones[0]["sent_elements"] + (ones[0]["windows"] if WHOLE in ones[0]["shuffled"] else 0),
             "by_unit": ones[0]["shuffled"].get(BY_UNIT, 0) + ones[0]["shuffled"].get(WHOLE, 0),
+            **within_batches(ones[0]),
+            "base": 1.0,
+            **{f"{name}_in_window": ones[0][name] / ones[0]["windows"] for name in ("kept", "keys")},
             "runs": sum(one["runs"] for one in ones),
             **{field: statistics.median(one[field] for one in ones) for field in measured},
         }
         for ones in cases.values()
     ]
+
+
+def within_batches(one: Measured) -> dict[str, float]:
+    """Units, pairs and keys that differ within a batch, over all batches: expected, for draws with replacement.
+
+    A batch has rows of one window or, where windows are smaller, of several.
+    """
+    stream, events, windows = one["stream"], one["events"], one["windows"]
+    rows = min(BATCH, events)
+    spans = max(1.0, rows * windows / events)  # windows in a batch
+
+    def differ(of: float, drawn: float) -> float:
+        return of * -math.expm1(-drawn / of)
+
+    return {
+        "batch_units": events / rows * differ(stream["units"], rows),
+        "batch_pairs": events / rows * spans * differ(one["pairs"] / windows, rows / spans),
+        "batch_keys": events / rows * differ(stream["keys"], rows),
+    }
 
 
 def fit(found: Sequence[Measured]) -> Measured | None:
@@ -105,7 +135,7 @@ def fit(found: Sequence[Measured]) -> Measured | None:
     sealed = [row["shuffled"][BY_WINDOW] / row["rows"] for row in rows if row["rows"] and BY_WINDOW in row["shuffled"]]
     graphs = {row["label"]: row["processor_work"] for row in rows if row["sweep"] == "shards"}
     wide = [one["published"]["bytes_a_row"] for one in found if one["published"]["bytes_a_row"]]
-    line = memory_line(rows)
+    memory = _least_squares(rows, tuple(HELD), [row["memory"] for row in rows])
     return {
         "processor": dict(zip(COSTS, processor, strict=True)),
         "network": {
@@ -114,7 +144,7 @@ def fit(found: Sequence[Measured]) -> Measured | None:
             "published": statistics.median(sealed) if sealed else None,
         },
         "spread": graphs[SPREAD] / graphs["1"] if {SPREAD, "1"} <= graphs.keys() else None,
-        "memory": line,
+        "memory": dict(zip(HELD, memory, strict=True)),
         "sealed_row": statistics.median(wide) if wide else None,
         "pace": statistics.median(row["work"] / row["processor_work"] for row in rows),
         "checked": [
@@ -123,7 +153,7 @@ def fit(found: Sequence[Measured]) -> Measured | None:
                 "processor": row["processor_work"],
                 "processor_said": float(np.dot(processor, [row[name] for name in COSTS])),
                 "memory": row["memory"],
-                "memory_said": line["base"] + line["pair"] * row["kept"],
+                "memory_said": float(np.dot(memory, [row[name] for name in HELD])),
                 "network": row["by_unit"],
                 "network_said": float(np.dot(by_unit, [row[name] for name in TRAVELS])),
             }
@@ -174,12 +204,14 @@ def threshold(load: Load) -> int:
 
 def stretch(fitted: Measured, load: Load, engine: Engine) -> Measured:
     """What the load would take there, if coefficients stay what they are. An extrapolation, all of it."""
-    cost, net, pair = fitted["processor"], fitted["network"], fitted["memory"]["pair"]
+    cost, net = fitted["processor"], fitted["network"]
+    pair = fitted["memory"]["kept"] + fitted["memory"]["kept_in_window"]
     in_window = load.events_a_second * load.window
     kept = load.units * load.kept
     spread = fitted["spread"] or 1.0  # the runs are of the simpler graph, and this would be the larger one
-    # Bundles are short, and two events of a pair within one of them are rare: nearly every event travels.
-    streaming = load.events_a_second * (cost["events"] + cost["sent_rows"]) * spread / engine.busy
+    # Bundles are short, and two events of a unit, key or pair within one of them are rare: nearly every event has its own.
+    event = sum(cost[name] for name in ("events", "batch_units", "batch_pairs", "batch_keys"))
+    streaming = load.events_a_second * event * spread / engine.busy
     release = load.keys * cost["keys"] * spread / load.release_within / engine.busy
     cores = math.ceil(streaming + release)
     # One shard of one window is bounded in one place, in the memory of a core, with half of it for everything else.

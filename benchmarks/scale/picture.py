@@ -42,6 +42,8 @@ def _draw_time(axes: Any, rows: list[Measured]) -> None:
             )
     axes.axhspan(0.8, 1.2, color=_PALE, zorder=0)
     axes.set_xscale("log")
+    axes.set_yscale("log")  # windows cost something whatever is in them, and would flatten all the rest
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_xlabel("times as many events, keys, units, …", color=_QUIET)
     axes.set_title("Processor time an event, by the smallest run's", loc="left", weight="bold", size=13, pad=9)
     if axes.get_legend_handles_labels()[0]:  # short runs may all be too noisy to show

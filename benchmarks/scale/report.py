@@ -36,9 +36,15 @@ def verdicts(found: Sequence[Measured], failed: Collection[str] = ()) -> list[tu
         field: _ratio(runs, "events", large, small, field, per_event=True) if full else None
         for field in ("work", "processor_work")
     }
+    tenfold = {
+        field: _ratio(runs, "events", large, f"{10 * MILLION:,}", field, per_event=True) if full else None
+        for field in ("work", "processor_work")
+    }
     judged: list[tuple[str, list[float] | None, Callable[[float], bool]]] = [
         ("an event takes as long of 100M as of 1M, give or take 20%", grown["work"], lambda value: value <= FLAT),
         ("and as much of the processor", grown["processor_work"], lambda value: value <= FLAT),
+        ("an event takes as long of 100M as of 10M, give or take 20%", tenfold["work"], lambda value: value <= FLAT),
+        ("and as much of the processor again", tenfold["processor_work"], lambda value: value <= FLAT),
         (
             f"100M events come to an end within {MOST_MEMORY / 2**30:.0f} GiB",
             spread(largest) if largest else None,
@@ -65,7 +71,7 @@ def verdicts(found: Sequence[Measured], failed: Collection[str] = ()) -> list[tu
                 )
             )
     if f"events: {100 * MILLION:,}" in failed:
-        judged[2] = (judged[2][0], [math.inf] * 3, judged[2][2])
+        judged[4] = (judged[4][0], [math.inf] * 3, judged[4][2])
     return [
         (words, shown(value), "met" if holds(value[0]) else "MISSED")
         if value
@@ -146,8 +152,10 @@ def model_parts(written: Measured) -> list[Part]:
         [f"processor, {model.SPREAD} shards next to one", f"{fitted['spread']:.2f} times" if fitted["spread"] else "-"],
         ["network, a published row on its way to the seal", _bytes_or_none(network["published"])],
         ["a sealed row in memory", _bytes_or_none(fitted["sealed_row"])],
-        ["memory, a million pairs", f"{memory['pair'] * MILLION / 2**20:,.0f} MiB"],
-        ["memory, whatever the pairs", f"{memory['base'] / 2**20:,.0f} MiB"],
+        *(
+            [f"memory, {words}", f"{memory[name] * (1 if name == 'base' else MILLION) / 2**20:,.0f} MiB"]
+            for name, words in model.HELD.items()
+        ),
     ]
     checked = [
         [
@@ -212,14 +220,13 @@ def engine_parts(written: Measured, load: Load | None = None) -> list[Part]:
         most = load.units * load.kept / threshold
         why = f", if all pairs are on keys with {threshold} units, which is even odds to pass"
         for published, words in ((most, why), (1e6, ""), (1e7, ""), (1e8, ""), (1e9, "")):
-            size, seconds = published * fitted["sealed_row"], published * fitted["processor"]["rows"]
-            seal.append([f"{published:,.0f}{words}", _size(size), f"{seconds:,.0f} s"])
+            seal.append([f"{published:,.0f}{words}", _size(published * fitted["sealed_row"])])
     return [
         ("Taken for granted", ["", "", ""], taken),
         ("What follows; extrapolated", ["", *(engine.name for engine in ENGINES)], engines),
         (
             "The seal of one window, in one place; extrapolated",
-            ["rows published in the window", "memory of the sealed table", "processor, seal and sink"],
+            ["rows published in the window", "memory of the sealed table"],
             seal,
         ),
     ]
