@@ -177,7 +177,7 @@ def _over_time(report: Row) -> str:
     promised = report["guarantee"]
     windows = f"{promised['all_windows']['windows']:,}"
     if report["each_row"]:
-        return f"a row, over the {windows} it is in,"
+        return f"a row, over all windows that it is in ({windows}),"
     return f"a {escape(report['unit'])} who is in all {windows} of them{'' if promised['windows'] else ' in a day'}"
 
 

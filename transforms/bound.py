@@ -39,24 +39,17 @@ class Bound(beam.PTransform[Any, Any]):
         )
 
 
-class BoundFn(beam.DoFn):
-    """Bounds one shard of a window's units and adds up their keys."""
+class ClosingFn(beam.DoFn):
+    """Where a shard of a window closes: once, and with nothing in it that was begun otherwise."""
 
-    def __init__(self, terms: Terms, secret: Secret, shards: int) -> None:
-        self._terms, self._secret, self._shards = terms, secret, shards
+    def __init__(self, terms: Terms, shards: int) -> None:
+        self._terms, self._shards = terms, shards
         self._counted = Metrics.counter("tidegate", "rows_counted")
-
-    @withheld("bound")
-    def setup(self) -> None:
-        key = stage_key(self._terms, self._secret)
-        self._bounder, self._under = make_bounder(self._terms, key), begun_under(self._terms, self._shards)
-        self._tally = make_tally(self._terms)
-        self._place = KeyedHash(derive_key(key, "key shards"))
 
     @withheld("bound")
     def process(
         self,
-        element: tuple[int, Iterable[Contributions]],
+        element: tuple[int, Iterable[Any]],
         pane: Any = beam.DoFn.PaneInfoParam,
         carrier: Any = beam.DoFn.WindowParam,
     ) -> Iterator[tuple[int, ExactTable]]:
@@ -64,21 +57,36 @@ class BoundFn(beam.DoFn):
             return
         parts = list(element[1])
         window = self._terms.window.windows.carried(carrier)
-        check_begun_under(self._under, window, ((part.terms, part.window[0]) for part in parts))
+        if any(part.begun != (begun_under(self._terms, self._shards), window) for part in parts):
+            raise SafeError(
+                "windows that are still open were begun under other terms or with another number of shards, and cannot be "
+                "released under these: resume with the spec and --shards as they were, or begin a new stream with a sink of "
+                "its own"
+            )
         self._counted.inc(sum(part.events for part in parts))
-        bounded = self._bounder(Contributions.merge(parts))
-        table = bounded.count_keys(self._tally)
+        yield from self._close(element[0] % self._shards, parts)
+
+    def _close(self, shard: int, parts: list[Any]) -> Iterator[tuple[int, ExactTable]]:
+        """What the parts come to, by shard of keys."""
+        raise NotImplementedError
+
+
+class BoundFn(ClosingFn):
+    """Bounds one shard of a window's units and adds up their keys."""
+
+    def __init__(self, terms: Terms, secret: Secret, shards: int) -> None:
+        super().__init__(terms, shards)
+        self._secret = secret
+
+    @withheld("bound")
+    def setup(self) -> None:
+        key = stage_key(self._terms, self._secret)
+        self._bounder, self._tally = make_bounder(self._terms, key), make_tally(self._terms)
+        self._place = KeyedHash(derive_key(key, "key shards"))
+
+    def _close(self, _: int, parts: list[Contributions]) -> Iterator[tuple[int, ExactTable]]:
+        table = self._bounder(Contributions.merge(parts)).count_keys(self._tally)
         yield from split_by_key(table, self._place, self._shards)
-
-
-def check_begun_under(these: str, window: int, parts: Iterable[tuple[str, int]]) -> None:
-    """Refuse what was sent to a window under other terms, or when windows were numbered otherwise."""
-    if any(part != (these, window) for part in parts):
-        raise SafeError(
-            "windows that are still open were begun under other terms or with another number of shards, and cannot be "
-            "released under these: resume with the spec and --shards as they were, or begin a new stream with a sink of "
-            "its own"
-        )
 
 
 def split_by_key(table: ExactTable, place: KeyedHash, shards: int) -> Iterator[tuple[int, ExactTable]]:

@@ -50,6 +50,11 @@ class Contributions:
     def __len__(self) -> int:
         return len(self.window)
 
+    @property
+    def begun(self) -> tuple[str, int]:
+        """Under what and for which window they were sent; what travels has rows of one window."""
+        return self.terms, int(self.window[0])
+
     def __repr__(self) -> str:
         return "Contributions(withheld)"
 

@@ -6,22 +6,21 @@ first bundle on. What travels is a row a key instead of a row a unit and key.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import apache_beam as beam
 import numpy as np
 import pyarrow as pa
-from apache_beam.metrics import Metrics
 from apache_beam.transforms.window import GlobalWindow
 from apache_beam.utils.windowed_value import WindowedValue
 
 from tidegate.mechanisms.keyed import KeyedHash, derive_key
 from tidegate.mechanisms.table import ExactTable
-from tidegate.transforms.bound import check_begun_under, is_first_firing, split_by_key
+from tidegate.transforms.bound import ClosingFn, split_by_key
 from tidegate.transforms.contributions import Contributions
-from tidegate.transforms.decode import DEAD, DecodeFn, begun_under, make_tally, stage_key
+from tidegate.transforms.decode import DEAD, DecodeFn, make_tally, stage_key
 from tidegate.transforms.problems import withheld
 from tidegate.transforms.secret import Secret
 from tidegate.transforms.terms import Terms
@@ -40,6 +39,10 @@ class RowSums:
 
     def __len__(self) -> int:
         return len(self.table)
+
+    @property
+    def begun(self) -> tuple[str, int]:
+        return self.terms, self.window
 
     def __repr__(self) -> str:
         return "RowSums(withheld)"
@@ -110,27 +113,11 @@ class SumRows(beam.PTransform[Any, Any]):
         )
 
 
-class SumRowsFn(beam.DoFn):
-    """Closes one shard of a window's keys."""
+class SumRowsFn(ClosingFn):
+    """Adds up one shard of a window's keys."""
 
-    def __init__(self, terms: Terms, shards: int) -> None:
-        self._terms, self._shards = terms, shards
-        self._counted = Metrics.counter("tidegate", "rows_counted")
-
-    @withheld("sum")
-    def process(
-        self,
-        element: tuple[int, Iterable[RowSums]],
-        pane: Any = beam.DoFn.PaneInfoParam,
-        carrier: Any = beam.DoFn.WindowParam,
-    ) -> Iterator[tuple[int, ExactTable]]:
-        if not is_first_firing(pane):
-            return
-        parts = list(element[1])
-        window = self._terms.window.windows.carried(carrier)
-        check_begun_under(begun_under(self._terms, self._shards), window, ((part.terms, part.window) for part in parts))
-        self._counted.inc(sum(part.events for part in parts))
-        yield element[0] % self._shards, ExactTable.merge([part.table for part in parts])
+    def _close(self, shard: int, parts: list[RowSums]) -> Iterator[tuple[int, ExactTable]]:
+        yield shard, ExactTable.merge([part.table for part in parts])
 
 
 def nothing() -> RowSums:
