@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
 import sys
@@ -17,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from tidegate.pipelines.process import prepared
 from tidegate.version import __version__
 
 SPEC_IS_WRONG, RUN_FAILED, INTERRUPTED = 2, 1, 130
@@ -26,10 +26,9 @@ Value = TypeVar("Value")
 def main() -> None:
     """Entry point: errors become one sentence and an exit code."""
     logging.getLogger().setLevel(logging.CRITICAL)  # Beam complains while it is imported
-    # Importing Beam makes hundreds of thousands of objects that stay; looking through them again and again is a fifth of it.
-    gc.set_threshold(50_000)
     try:
-        command.main(standalone_mode=False)
+        with prepared():
+            command.main(standalone_mode=False)
     except click.ClickException as problem:
         problem.show()
         sys.exit(problem.exit_code)

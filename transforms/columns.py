@@ -325,14 +325,20 @@ def read_time(column: pa.Array, unit: str | None) -> tuple[Codes, Faults]:
 
 def _scaled(ticks: pa.Array, unit: str, fault: Faults) -> tuple[Codes, Faults]:
     """Ticks of a unit as microseconds, where the result is a plausible date."""
-    numbers = ticks.fill_null(0).to_numpy(zero_copy_only=False)
+    if ticks.null_count:
+        ticks = ticks.fill_null(0)
+    numbers = ticks.to_numpy(zero_copy_only=False)
     if unit in _TICKS_A_MICRO:
         numbers, factor = np.floor_divide(numbers, _TICKS_A_MICRO[unit]), 1
     else:
         factor = _MICROS_A_TICK[unit]
-    plausible = (numbers >= _OLDEST // factor) & (numbers < _NEWEST // factor)
-    fault[(fault == 0) & ~plausible] = Fault.time_out_of_range
-    return np.where(plausible, numbers, 0).astype(np.int64) * factor, fault
+    oldest, newest = _OLDEST // factor, _NEWEST // factor
+    if not len(numbers) or numbers.min() < oldest or numbers.max() >= newest:
+        plausible = (numbers >= oldest) & (numbers < newest)
+        fault[(fault == 0) & ~plausible] = Fault.time_out_of_range
+        numbers = np.where(plausible, numbers, 0)
+    numbers = numbers.astype(np.int64, copy=False)
+    return numbers if factor == 1 else numbers * factor, fault
 
 
 def _read_numbers(texts: pa.Array, unit: str, fault: Faults) -> tuple[Codes, Faults]:
@@ -356,6 +362,7 @@ def _read_rfc3339(texts: pa.Array, fault: Faults) -> tuple[Codes, Faults]:
         "us",
         fault,
     )
+    micros = micros.copy()  # they may be Arrow's own
     for row in np.flatnonzero(~likely.to_numpy(zero_copy_only=False)):
         micros[row], fault[row] = _read_one_rfc3339(present[row].as_py())
     return micros, fault
