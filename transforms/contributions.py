@@ -11,7 +11,7 @@ not among the smallest of a part is not among the smallest of the whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import cast
@@ -26,6 +26,8 @@ from tidegate.mechanisms.table import ExactTable, concat_texts, make_spread, sum
 from tidegate.mechanisms.values import Operation, Slot, Spread, Statistic, Value
 
 Codes = npt.NDArray[np.int64]
+
+_ROWS_A_PORTION = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,9 @@ class Contributions:
         operations: Sequence[Operation] = (),
     ) -> Contributions:
         """Rows in any order, repeated or not; without counts each row stands for one event."""
-        groups = _group(window, unit, key, len(units), len(keys), in_order=count is not None or bool(values))
-        counted = _run_lengths(groups.first, len(window)) if count is None else groups.reduce(count, "sum")
-        reduced = tuple(groups.reduce(value, how) for value, how in zip(values, operations, strict=True))
-        return Contributions(groups.window, groups.unit, groups.key, counted, units, keys, reduced, tuple(operations))
+        extent = _Extent(len(window), int(window.max(initial=0)), len(units), len(keys))
+        groups = _group([(window, unit, key)], extent, in_order=count is not None or bool(values))
+        return groups.contributions(count, units, keys, values, operations)
 
     @staticmethod
     def merge(parts: Sequence[Contributions]) -> Contributions:
@@ -82,16 +83,19 @@ class Contributions:
             return parts[0]
         units, unit_indices = _distinct(np.concatenate([part.units for part in parts]))
         keys = concat_texts([part.keys for part in parts]).dictionary_encode()
-        return Contributions.gather(
-            np.concatenate([part.window for part in parts]),
-            _recode([part.unit for part in parts], [len(part.units) for part in parts], unit_indices),
-            _recode([part.key for part in parts], [len(part.keys) for part in parts], keys.indices.to_numpy()),
-            _concat_counts(parts),
-            units,
-            keys.dictionary,
-            [np.concatenate(values) for values in zip(*(part.values for part in parts), strict=True)],
-            parts[0].operations,
+        new_units = np.split(unit_indices, np.cumsum([len(part.units) for part in parts[:-1]]))
+        new_keys = np.split(keys.indices.to_numpy(), np.cumsum([len(part.keys) for part in parts[:-1]]))
+        # One part after the other: its codes fit the processor's cache, and not all rows are there once more.
+        rows = (
+            (part.window, new_unit[part.unit], new_key[part.key])
+            for part, new_unit, new_key in zip(parts, new_units, new_keys, strict=True)
         )
+        last_window = max(int(part.window.max(initial=0)) for part in parts)
+        extent = _Extent(sum(map(len, parts)), last_window, len(units), len(keys.dictionary))
+        count = _concat_counts(parts)
+        groups = _group(rows, extent, in_order=count is not None or bool(parts[0].values))
+        values = [np.concatenate(values) for values in zip(*(part.values for part in parts), strict=True)]
+        return groups.contributions(count, units, keys.dictionary, values, parts[0].operations)
 
     def capped(self, per_key: int) -> Contributions:
         """No row counts more than `per_key`. Sums of capped counts, capped again, are what capping once would give."""
@@ -208,8 +212,10 @@ class Bounder:
         full = sizes > self._bounds.keys
         keep = np.ones(len(rows), dtype=np.bool_)
         if full.any():
-            crowded = np.flatnonzero(np.repeat(full, sizes))
-            keep[crowded] = self._smallest(rows, crowded, sizes[full])
+            keys, starts = self._identify(rows.keys), np.cumsum(sizes) - sizes
+            for groups in _portions(np.flatnonzero(full), sizes):
+                crowded = _positions(starts[groups], sizes[groups])
+                keep[crowded] = self._smallest(self._ranks(rows, keys, crowded), sizes[groups])
         rows = rows.capped(self._bounds.per_key)
         if not keep.all():
             rows = rows.only(keep)
@@ -227,7 +233,7 @@ class Bounder:
         if not over.any():
             return rows
         where = np.flatnonzero(np.repeat(over, sizes))
-        rank = self._ranks(rows, where)
+        rank = self._ranks(rows, self._identify(rows.keys), where)
         group = np.repeat(np.arange(int(over.sum())), sizes[over])
         order = np.lexsort((rank[:, 1], rank[:, 0], group))
         ordered = counts[where[order]]
@@ -239,14 +245,13 @@ class Bounder:
         kept = replace(rows, count=None if rows.count is None else allowed)
         return kept.only(allowed > 0)
 
-    def _ranks(self, rows: Contributions, where: Codes) -> Ids:
-        block = rows.units[rows.unit[where]] ^ self._identify(rows.keys)[rows.key[where]]
+    def _ranks(self, rows: Contributions, keys: Ids, where: Codes) -> Ids:
+        block = rows.units[rows.unit[where]] ^ keys[rows.key[where]]
         block[:, 1] ^= (rows.window[where] + self._first_window).view(np.uint64)
         return self._rank(block)
 
-    def _smallest(self, rows: Contributions, where: Codes, sizes: Codes) -> npt.NDArray[np.bool_]:
-        """Which of the rows are among the smallest ranks of their group; groups follow each other with these sizes."""
-        rank = self._ranks(rows, where)
+    def _smallest(self, rank: Ids, sizes: Codes) -> npt.NDArray[np.bool_]:
+        """Which ranks are among the smallest of their group; groups follow each other with these sizes."""
         group = np.repeat(np.arange(len(sizes), dtype=np.uint64), sizes)
         starts = np.cumsum(sizes) - sizes
         # Sorting numbers is ten times faster than sorting positions: put group and the leading bits of the rank into one
@@ -277,6 +282,20 @@ def _group_sizes(rows: Contributions) -> Codes:
     return np.diff(np.append(np.flatnonzero(new_group), len(rows)))
 
 
+def _portions(groups: Codes, sizes: Codes) -> Iterator[Codes]:
+    """Whole groups, so many at a time that what is made of their rows fits the processor's cache, or nearly."""
+    rows = np.cumsum(sizes[groups])
+    for portion in np.split(groups, np.searchsorted(rows, np.arange(_ROWS_A_PORTION, rows[-1], _ROWS_A_PORTION))):
+        if len(portion):  # a group may be larger than a portion
+            yield portion
+
+
+def _positions(starts: Codes, sizes: Codes) -> Codes:
+    """Where the rows of groups stand: `sizes` of them from each of `starts` on."""
+    before = np.cumsum(sizes) - sizes
+    return np.repeat(starts - before, sizes) + np.arange(int(sizes.sum()))
+
+
 class Gathering:
     """Contributions arriving batch by batch, held in bounded form: memory follows distinct rows, not events.
 
@@ -285,8 +304,6 @@ class Gathering:
     """
 
     FIRST_COMPACTION = 1 << 21
-    WORTH = 0.75
-    """Of what is merged, no more than so much may be left for it to have been of use."""
 
     def __init__(self, bounder: Bounder) -> None:
         self._bounder = bounder
@@ -331,11 +348,20 @@ class Gathering:
         return rested
 
     def _compact(self) -> None:
-        before, whole = self._rows, self._bounder(Contributions.merge(self._parts))
+        whole = self._bounder(Contributions.merge(self._parts))
         self._parts, self._rows, self._merged = [whole], len(whole), len(whole)
-        # Doubling keeps the total work proportional to the rows that came in; where hardly any came twice, there is time.
-        growth = 2 if len(whole) <= self.WORTH * before else 4
-        self._compact_at = max(self.FIRST_COMPACTION, growth * len(whole))
+        # Doubling keeps the total work proportional to the rows that came in.
+        self._compact_at = max(self.FIRST_COMPACTION, 2 * len(whole))
+
+
+@dataclass(frozen=True)
+class _Extent:
+    """How many rows there are, and the largest codes they may have."""
+
+    rows: int
+    last_window: int
+    units: int
+    keys: int
 
 
 @dataclass(frozen=True)
@@ -347,6 +373,19 @@ class _Groups:
     key: Codes
     first: Codes
     order: Codes | None
+    rows: int
+
+    def contributions(
+        self,
+        count: Codes | None,
+        units: Ids,
+        keys: pa.Array,
+        values: Sequence[Codes],
+        operations: Sequence[Operation],
+    ) -> Contributions:
+        counted = _run_lengths(self.first, self.rows) if count is None else self.reduce(count, "sum")
+        reduced = tuple(self.reduce(value, how) for value, how in zip(values, operations, strict=True))
+        return Contributions(self.window, self.unit, self.key, counted, units, keys, reduced, tuple(operations))
 
     def reduce(self, values: Codes, operation: Operation) -> Codes:
         """One value a group out of one a row."""
@@ -359,38 +398,45 @@ class _Groups:
 _REDUCE: Mapping[Operation, np.ufunc] = {"sum": np.add, "min": np.minimum, "max": np.maximum}
 
 
-def _group(window: Codes, unit: Codes, key: Codes, units: int, keys: int, in_order: bool) -> _Groups:
+def _group(rows: Iterable[tuple[Codes, Codes, Codes]], extent: _Extent, in_order: bool) -> _Groups:
     """Groups of equal rows. Without `in_order` nothing but the rows themselves is wanted, and sorting them is faster."""
-    key_bits = max(1, (keys - 1).bit_length())
-    unit_bits = max(1, (units - 1).bit_length())
-    window_bits = int(window.max(initial=0)).bit_length()
+    key_bits = max(1, (extent.keys - 1).bit_length())
+    unit_bits = max(1, (extent.units - 1).bit_length())
+    window_bits = extent.last_window.bit_length()
     order: Codes | None
     if key_bits + unit_bits + window_bits > 63:
+        window, unit, key = (np.concatenate(codes, dtype=np.int64) for codes in zip(*rows, strict=True))
         order = np.lexsort((key, unit, window))
         window, unit, key = window[order], unit[order], key[order]
         new = np.ones(len(window), dtype=np.bool_)
         new[1:] = (np.diff(window) != 0) | (np.diff(unit) != 0) | (np.diff(key) != 0)
         first = np.flatnonzero(new)
-        return _Groups(window[first], unit[first], key[first], first, order)
-    packed = unit.copy()
-    if window_bits:
-        packed |= window << unit_bits
-    packed <<= key_bits
-    packed |= key
+        return _Groups(window[first], unit[first], key[first], first, order, extent.rows)
+    packed, end = np.empty(extent.rows, np.int64), 0
+    for window, unit, key in rows:
+        begin, end = end, end + len(window)
+        part = packed[begin:end]
+        part[:] = unit
+        if window_bits:
+            part |= window << unit_bits
+        part <<= key_bits
+        part |= key
     order = np.argsort(packed, kind="stable") if in_order else None
     if order is None:
         packed.sort()
-    ordered = packed if order is None else packed[order]
-    new = np.ones(len(ordered), dtype=np.bool_)
-    np.not_equal(ordered[1:], ordered[:-1], out=new[1:])
+    else:
+        packed = packed[order]
+    new = np.ones(len(packed), dtype=np.bool_)
+    np.not_equal(packed[1:], packed[:-1], out=new[1:])
     first = np.flatnonzero(new)
-    distinct = ordered[first]
+    packed = packed[first]
     return _Groups(
-        distinct >> (unit_bits + key_bits),
-        (distinct >> key_bits) & ((1 << unit_bits) - 1),
-        distinct & ((1 << key_bits) - 1),
+        packed >> (unit_bits + key_bits),
+        (packed >> key_bits) & ((1 << unit_bits) - 1),
+        packed & ((1 << key_bits) - 1),
         first,
         order,
+        extent.rows,
     )
 
 
@@ -412,12 +458,6 @@ def _compact(codes: Codes, size: int) -> tuple[Codes, Codes]:
     present = np.zeros(size, dtype=np.bool_)
     present[codes] = True
     return (np.cumsum(present) - 1)[codes], np.flatnonzero(present)
-
-
-def _recode(codes: Sequence[Codes], sizes: Sequence[int], indices: npt.NDArray[np.integer]) -> Codes:
-    """Codes of several dictionaries → codes of the one dictionary that `indices` maps their concatenation to."""
-    mappings = np.split(indices.astype(np.int64), np.cumsum(sizes[:-1]))  # each small enough for the processor's cache
-    return np.concatenate([mapping[code] for mapping, code in zip(mappings, codes, strict=True)])
 
 
 def distinct_units(ids: Ids, codes: Codes) -> tuple[Ids, Codes]:

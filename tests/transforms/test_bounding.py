@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -147,17 +147,22 @@ def test_ranks_that_agree_in_their_leading_bits_are_decided_by_all_of_them(monke
 
 def test_windows_units_and_keys_too_many_for_one_number_are_sorted_all_the_same() -> None:
     # 2^22 windows and dictionaries of 2^22 entries do not fit 63 bits; the slow way must give the same rows.
-    from tidegate.transforms.contributions import _group
+    from tidegate.transforms.contributions import _Extent, _group
 
     rng = np.random.default_rng(0)
     window, unit, key = rng.integers(0, 3, 500), rng.integers(0, 5, 500), rng.integers(0, 7, 500)
     count = rng.integers(1, 4, 500)
-    slow = _group(window, unit, key, 2**31, 2**31, in_order=False)
-    for in_order in (True, False):
-        fast = _group(window, unit, key, 5, 7, in_order)
+    whole: list[Any] = [(window, unit, key)]
+    parts: list[Any] = [
+        (window[part], unit[part].astype(np.int32), key[part]) for part in (slice(0, 200), slice(200, None))
+    ]
+    slow = _group(whole, _Extent(500, 2, 2**31, 2**31), in_order=False)
+    for in_order, rows in product((True, False), (whole, parts)):
+        fast = _group(rows, _Extent(500, 2, 5, 7), in_order)
         for name in ("window", "unit", "key", "first"):
             assert np.array_equal(getattr(fast, name), getattr(slow, name))
-    fast = _group(window, unit, key, 5, 7, in_order=True)
+    assert np.array_equal(_group(parts, _Extent(500, 2, 2**31, 2**31), in_order=False).key, slow.key)
+    fast = _group(parts, _Extent(500, 2, 5, 7), in_order=True)
     assert np.array_equal(fast.reduce(count, "sum"), slow.reduce(count, "sum"))
     assert np.array_equal(fast.reduce(count, "max"), slow.reduce(count, "max"))
 
@@ -194,7 +199,7 @@ def test_windows_that_have_come_to_rest_are_given_back_and_not_merged_again(monk
     assert as_dict(bounder(Contributions.merge(sent))) == as_dict(bounder(whole))
 
 
-def test_where_no_row_comes_twice_merging_is_tried_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_merged_when_they_have_doubled_and_not_once_more_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Gathering, "FIRST_COMPACTION", 100)
     merged: list[int] = []
     merge = Contributions.merge
@@ -210,7 +215,7 @@ def test_where_no_row_comes_twice_merging_is_tried_less_often(monkeypatch: pytes
     whole = gathering.drain()
     assert whole is not None
     assert len(whole) == 400
-    assert merged == [100, 400]  # and not 200, nor 400 once more at the end
+    assert merged == [100, 200, 400]
 
 
 @pytest.mark.parametrize(
