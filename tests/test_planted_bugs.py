@@ -21,7 +21,7 @@ from tidegate.mechanisms import calibration, geometric_threshold, guarantee, tru
 from tidegate.mechanisms.mechanism import Bounds
 from tidegate.mechanisms.noise import Noise
 from tidegate.mechanisms.table import ExactTable
-from tidegate.transforms import bound, count, decode, gate, seal
+from tidegate.transforms import bound, closing, count, decode, gate, seal
 from tidegate.transforms.problems import SafeError
 
 
@@ -91,7 +91,7 @@ def test_bounding_skipped_for_one_bundle_is_caught(monkeypatch: pytest.MonkeyPat
 
 def test_a_window_that_fires_again_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     one_firing.test_an_event_after_grace_is_dropped_and_does_not_fire_its_window_again(70)
-    for stage in (bound, count, gate, seal):
+    for stage in (closing, count, gate, seal):
         monkeypatch.setattr(stage, "is_first_firing", lambda pane: True)
     with pytest.raises((AssertionError, ValueError, SafeError)):
         one_firing.test_an_event_after_grace_is_dropped_and_does_not_fire_its_window_again(70)

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from tidegate.mechanisms.keyed import KeyedHash, add_digests, derive_key
 from tidegate.mechanisms.table import ExactTable
-from tidegate.transforms.bound import is_first_firing
+from tidegate.transforms.closing import is_first_firing
 from tidegate.transforms.coders import typed
 from tidegate.transforms.decode import stage_key
 from tidegate.transforms.problems import withheld

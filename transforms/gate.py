@@ -13,7 +13,8 @@ from tidegate.mechanisms.keyed import KeyedHash, derive_key
 from tidegate.mechanisms.mechanism import public_keys_of
 from tidegate.mechanisms.noise import Noise
 from tidegate.mechanisms.table import ExactTable, Rows
-from tidegate.transforms.bound import is_first_firing, split_by_key
+from tidegate.transforms.bound import split_by_key
+from tidegate.transforms.closing import is_first_firing
 from tidegate.transforms.coders import ExactTableCoder, typed
 from tidegate.transforms.decode import make_tally, stage_key
 from tidegate.transforms.problems import withheld

@@ -36,6 +36,7 @@ from apache_beam.utils.windowed_value import WindowedValue
 from tidegate.mechanisms.mechanism import public_keys_of
 from tidegate.mechanisms.table import ExactTable
 from tidegate.transforms.bound import Bound
+from tidegate.transforms.closing import is_live
 from tidegate.transforms.coders import register
 from tidegate.transforms.columns import rows_to_batches
 from tidegate.transforms.count import Count
@@ -100,7 +101,7 @@ class PrivateReleases(beam.PTransform[Any, Any]):
         if self._dead_letters is not None:
             decoded[DEAD] | "dead letters" >> self._dead_letters
         contributions = decoded["contributions"]
-        if self._shards == 1 and not terms.window.windows.endless:
+        if self._shards == 1 and not terms.window.windows.endless and not is_live(events):
             return contributions | "whole windows" >> WholeWindows(terms, secret)
         return self._spread(contributions)
 

@@ -6,8 +6,8 @@ first bundle on. What travels is a row a key instead of a row a unit and key.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import apache_beam as beam
@@ -18,7 +18,8 @@ from apache_beam.utils.windowed_value import WindowedValue
 
 from tidegate.mechanisms.keyed import KeyedHash, derive_key
 from tidegate.mechanisms.table import ExactTable
-from tidegate.transforms.bound import ClosingFn, split_by_key
+from tidegate.transforms.bound import split_by_key
+from tidegate.transforms.closing import ClosingFn, close
 from tidegate.transforms.contributions import Contributions
 from tidegate.transforms.decode import DEAD, DecodeFn, make_tally, stage_key
 from tidegate.transforms.problems import withheld
@@ -103,20 +104,20 @@ class SumRows(beam.PTransform[Any, Any]):
 
     def __init__(self, terms: Terms, shards: int) -> None:
         super().__init__()
-        self._terms, self._shards = terms, shards
+        self._sum = SumRowsFn(terms, shards)
 
     def expand(self, sums: Any) -> Any:
-        return (
-            sums
-            | "Together by key" >> beam.GroupByKey()
-            | "Sum" >> beam.ParDo(SumRowsFn(self._terms, self._shards)).with_output_types(tuple[int, ExactTable])
-        )
+        return close(sums, self._sum, RowSums)
 
 
 class SumRowsFn(ClosingFn):
     """Adds up one shard of a window's keys."""
 
-    def _close(self, shard: int, parts: list[RowSums]) -> Iterator[tuple[int, ExactTable]]:
+    def merge(self, parts: Sequence[RowSums]) -> RowSums:
+        table = ExactTable.merge([part.table for part in parts])
+        return replace(parts[0], table=table, events=sum(part.events for part in parts))
+
+    def _tables(self, shard: int, parts: Sequence[RowSums]) -> Iterator[tuple[int, ExactTable]]:
         yield shard, ExactTable.merge([part.table for part in parts])
 
 

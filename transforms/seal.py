@@ -17,7 +17,7 @@ from apache_beam.transforms.periodicsequence import PeriodicImpulse
 from apache_beam.transforms.window import TimestampedValue
 
 from tidegate.mechanisms.table import Rows
-from tidegate.transforms.bound import is_first_firing
+from tidegate.transforms.closing import is_first_firing
 from tidegate.transforms.problems import withheld
 from tidegate.transforms.release import ROW_SCHEMA, Release
 from tidegate.transforms.terms import MechanismTerms, Terms

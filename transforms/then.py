@@ -14,7 +14,7 @@ import apache_beam as beam
 
 from tidegate.mechanisms.mechanism import PerKeyMechanism, PerWindowMechanism, needs_of
 from tidegate.mechanisms.table import ExactTable, Rows
-from tidegate.transforms.bound import is_first_firing
+from tidegate.transforms.closing import is_first_firing
 from tidegate.transforms.coders import typed
 from tidegate.transforms.gate import Draws, in_numbers
 from tidegate.transforms.problems import withheld

@@ -18,7 +18,8 @@ from apache_beam.transforms.window import TimestampedValue
 
 from tidegate.mechanisms.mechanism import public_keys_of
 from tidegate.mechanisms.table import ExactTable, Rows
-from tidegate.transforms.bound import BoundFn, is_first_firing
+from tidegate.transforms.bound import BoundFn
+from tidegate.transforms.closing import is_first_firing
 from tidegate.transforms.contributions import Contributions
 from tidegate.transforms.count import CountFn
 from tidegate.transforms.gate import GateFn, PublicKeysFn, beside_digest

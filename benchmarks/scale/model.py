@@ -43,7 +43,7 @@ HELD = {
 # What an element is made of on its way to its shard, and what the coefficient is called.
 TRAVELS = {"elements": "element", "sent_rows": "row", "sent_units": "unit", "sent_keys": "word"}
 BY_UNIT, BY_KEY, BY_SHARD, BY_WINDOW = (
-    "bound/Together by unit",
+    "bound/Together",
     "count/Together by key",
     "gate/Together by shard",
     "seal/Whole window",
@@ -210,12 +210,14 @@ def stretch(fitted: Measured, load: Load, engine: Engine) -> Measured:
     kept = load.units * load.kept
     spread = fitted["spread"] or 1.0  # the runs are of the simpler graph, and this would be the larger one
     # Bundles are short, and two events of a unit, key or pair within one of them are rare: nearly every event has its own.
-    event = sum(cost[name] for name in ("events", "batch_units", "batch_pairs", "batch_keys"))
-    streaming = load.events_a_second * event * spread / engine.busy
+    row = sum(cost[name] for name in ("batch_units", "batch_pairs", "batch_keys"))
+    # An open window is merged when it has doubled: for a row that comes, two are merged, sooner or later.
+    streaming = load.events_a_second * (cost["events"] + row + 2 * row) * spread / engine.busy
     release = load.keys * cost["keys"] * spread / load.release_within / engine.busy
     cores = math.ceil(streaming + release)
     # One shard of one window is bounded in one place, in the memory of a core, with half of it for everything else.
-    shards = max(1, math.ceil(in_window * pair / (engine.memory / 2)))
+    held = min(in_window, 2 * kept)
+    shards = max(1, math.ceil(held * pair / (engine.memory / 2)))
     rows_a_bundle = load.events_a_second * engine.bundle / max(cores, 1)
     rows_an_element = max(1.0, rows_a_bundle / shards)
     # Of so few rows in a bundle hardly two have the unit or the key in common, so each brings its own.
@@ -230,9 +232,10 @@ def stretch(fitted: Measured, load: Load, engine: Engine) -> Measured:
         "rows_an_element": rows_an_element,
         "bytes_a_row": bytes_a_row,
         "network": second,
-        "state": in_window * bytes_a_row,
-        "state_merged": kept * merged,
-        "checkpoint": None if engine.checkpoint is None else engine.checkpoint * second,
+        "state": kept * merged + (held - kept) * bytes_a_row,
+        "state_grouped": in_window * bytes_a_row,
+        # What came, and as much again of what was merged with it.
+        "checkpoint": None if engine.checkpoint is None else 2 * engine.checkpoint * second,
         # A key has a row from every shard of units that touched it, and one more on the way to the gate.
         "tables": None if net["key"] is None else (min(kept, load.keys * shards) + load.keys) * net["key"],
     }

@@ -47,10 +47,10 @@ def count_contributions() -> Counter[str]:
     from tidegate.transforms.decode import DecodeFn
 
     counted: Counter[str] = Counter()
-    flush, encode = DecodeFn._flush, ContributionsCoder.encode
+    send, encode = DecodeFn._send, ContributionsCoder.encode
 
-    def flush_counted(self: Any) -> Iterator[Any]:
-        for sent in flush(self):
+    def send_counted(self: Any, whole: Any) -> Iterator[Any]:
+        for sent in send(self, whole):
             counted["elements"] += 1
             part = sent.value[1]
             counted["rows"] += len(part)
@@ -62,7 +62,7 @@ def count_contributions() -> Counter[str]:
         counted["encoded rows"] += len(value)
         return encode(self, value)
 
-    DecodeFn._flush = flush_counted  # type: ignore[method-assign]
+    DecodeFn._send = send_counted  # type: ignore[method-assign]
     ContributionsCoder.encode = encode_counted  # type: ignore[method-assign]
     return counted
 

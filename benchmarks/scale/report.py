@@ -205,8 +205,8 @@ def engine_parts(written: Measured, load: Load | None = None) -> list[Part]:
         ("rows that travel together", lambda one: f"{one['rows_an_element']:,.1f}"),
         ("bytes a row, with its share of the element", lambda one: f"{one['bytes_a_row']:,.0f}"),
         ("network, by unit", lambda one: f"{_size(one['network'])}/s"),
-        ("state of an open window", lambda one: _size(one["state"])),
-        ("of which pairs that count, had they been merged", lambda one: _size(one["state_merged"])),
+        ("state of an open window, at most", lambda one: _size(one["state"])),
+        ("the same, if it were not merged while it is open", lambda one: _size(one["state_grouped"])),
         (
             "a checkpoint, what is new in it",
             lambda one: "kept by the service" if one["checkpoint"] is None else _size(one["checkpoint"]),

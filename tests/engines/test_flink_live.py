@@ -427,3 +427,54 @@ def test_a_backlog_is_worked_off_exactly(broker: Broker, cluster: Cluster, tmp_p
     print(
         f"parallelism {parallelism}: {rate:,.0f} events/s once warm; {BACKLOG:,} events {last - began:.0f} s after submission"
     )
+
+
+PAIRS, ROUNDS = 100_000, 10
+
+
+@pytest.mark.long
+def test_state_follows_what_is_distinct_and_not_events(broker: Broker, cluster: Cluster, tmp_path: Path) -> None:
+    """The same pairs come round and round in one open window; a grouping would keep every round."""
+    events = broker.topic(1)
+    start = datetime.fromtimestamp(time.time() // 3600 * 3600, UTC)
+    at = int(start.timestamp() * 1000)
+    lines = [f'{{"user": "u{i // 4}", "term": "t{i % 400}", "at": {at}}}'.encode() for i in range(PAIRS)]
+    spec = {
+        "stream": "searches",
+        "source": {"kafka": {"servers": broker.servers, "topic": events, "out_of_order": "1s", "idle_after": "120s"}},
+        "columns": {"unit": "user", "key": "term", "time": "at", "time_unit": "ms"},
+        "window": {"size": "24h", "grace": "0s", "start": f"{start:%Y-%m-%dT%H:%M:%SZ}"},
+        "bound": {"keys": 4},
+        "gate": {"epsilon": 1.0, "delta": 1e-9},
+        "sink": {"files": str(tmp_path / "releases"), "format": "jsonl"},
+        "state": str(tmp_path / "state"),
+    }
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
+    live = Live(tmp_path, broker, cluster, tmp_path / "spec.yaml", None, None, None)  # type: ignore[arg-type]
+
+    def size_after(rounds: int) -> int:
+        """Of the first checkpoint that was begun once so many rounds had been read."""
+        read = {"rows_in_windows": rounds * PAIRS}
+        live.wait_until(lambda: counters(live).items() >= read.items(), 300, f"{rounds} rounds to be read")
+        now = 1000 * (time.time() + 2)  # for what is on its way to the stage behind
+        job = job_of(live)
+
+        def newest() -> dict[str, int]:
+            found: dict[str, int] = cluster.ask(f"/jobs/{job}/checkpoints")["latest"]["completed"] or {}
+            return found
+
+        live.wait_until(lambda: newest().get("trigger_timestamp", 0) > now, 60, "a checkpoint")
+        return newest()["state_size"]
+
+    with live.submitted():
+        live.wait_until(lambda: cluster.jobs("RUNNING"), 120, "the job to run")
+        broker.write(events, lines, 0)
+        live.wait_until(lambda: "since the last restart" in cluster.script("status").stdout, 120, "counters")
+        once = size_after(1)
+        for _ in range(ROUNDS - 1):
+            broker.write(events, lines, 0)
+        often = size_after(ROUNDS)
+    print(f"{PAIRS:,} pairs: {once:,} bytes of state after one round, {often:,} after {ROUNDS}")
+    assert once > 12 * PAIRS
+    # Twice what is merged, and the first of it was not merged at all.
+    assert often < 3 * once
