@@ -469,7 +469,7 @@ def test_state_follows_what_is_distinct_and_not_events(broker: Broker, cluster: 
     with live.submitted():
         live.wait_until(lambda: cluster.jobs("RUNNING"), 120, "the job to run")
         broker.write(events, lines, 0)
-        live.wait_until(lambda: "since the last restart" in cluster.script("status").stdout, 120, "counters")
+        live.wait_until(lambda: "rows_in_windows" in cluster.script("status").stdout, 180, "counters")
         once = size_after(1)
         for _ in range(ROUNDS - 1):
             broker.write(events, lines, 0)
