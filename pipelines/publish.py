@@ -24,7 +24,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from apache_beam.io.filesystem import CompressionTypes
 from apache_beam.io.filesystems import FileSystems
-from apache_beam.io.localfilesystem import LocalFileSystem
 
 from tidegate.pipelines.formats.avro_writing import encode
 from tidegate.pipelines.remote import create
@@ -56,7 +55,7 @@ def publish(release: Release, folder: str, kind: Format) -> bool:
     }
     try:
         new = read_manifest(place) is None and _add(place, name, data, manifest)
-        published = read_manifest(place)
+        published = manifest if new else read_manifest(place)
     except OSError as problem:
         raise PublishError(
             f"window {release.folder} could not be written to {folder} ({problem.strerror or type(problem).__name__}); "
@@ -168,7 +167,7 @@ def refuse_another(published: Mapping[str, Any] | None, manifest: Mapping[str, A
 
 
 def _is_local(place: str) -> bool:
-    return isinstance(FileSystems.get_filesystem(place), LocalFileSystem)
+    return FileSystems.get_scheme(place) is None
 
 
 def _make_folder(place: str) -> None:

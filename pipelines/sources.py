@@ -128,17 +128,18 @@ class ReadFn(beam.DoFn):
 
     @withheld("reading")
     def process(self, part: tuple[str, int | None]) -> Iterator[Any]:
-        path, group = part
-        with closing(ahead(read_file(path, self._kind, self._columns, group))) as items:
-            yield from self._apart(items)
+        yield from self._read([part])
 
-    def _apart(self, items: Iterable[Item]) -> Iterator[Any]:
-        for item in items:
-            if isinstance(item, DeadLetter):
-                Metrics.counter("tidegate", f"dead_{item.reason}").inc()
-                yield beam.pvalue.TaggedOutput(DEAD, item)
-            else:
-                yield item
+    def _read(self, parts: Iterable[tuple[str, int | None]]) -> Iterator[Any]:
+        """One part after the other, the next one while the last is worked on."""
+        all_items = (item for path, group in parts for item in read_file(path, self._kind, self._columns, group))
+        with closing(ahead(all_items)) as items:
+            for item in items:
+                if isinstance(item, DeadLetter):
+                    Metrics.counter("tidegate", f"dead_{item.reason}").inc()
+                    yield beam.pvalue.TaggedOutput(DEAD, item)
+                else:
+                    yield item
 
 
 class ReadAllFn(ReadFn):
@@ -148,9 +149,9 @@ class ReadAllFn(ReadFn):
         super().__init__(kind, columns)
         self._files = files
 
+    @withheld("reading")
     def process(self, _: object) -> Iterator[Any]:
-        for path in self._files:
-            yield from super().process((path, None))
+        yield from self._read((path, None) for path in self._files)
 
 
 @withheld("reading")

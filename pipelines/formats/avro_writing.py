@@ -49,14 +49,23 @@ def encode(
     record = {"type": "record", "name": name, "namespace": namespace, **({"doc": doc} if doc else {}), "fields": fields}
     schema = json.dumps(record, separators=(",", ":")).encode()
     digest = hashlib.sha256(schema)
-    blocks = []
-    with ThreadPoolExecutor() as pool:  # deflating takes longer than all the rest, and lets it run meanwhile
+    rows: list[int] = []
+
+    def payloads() -> Iterator[bytes]:
         for start in range(0, table.num_rows, _ROWS_PER_BLOCK):
-            for rows, payload in _payloads(table.slice(start, _ROWS_PER_BLOCK)):
+            for number, payload in _payloads(table.slice(start, _ROWS_PER_BLOCK)):
                 digest.update(payload)
-                blocks.append((rows, pool.submit(_deflate if codec == "deflate" else bytes, payload)))
+                rows.append(number)
+                yield payload
+
+    stored = _deflate if codec == "deflate" else bytes
+    if table.num_rows > _ROWS_PER_BLOCK:
+        with ThreadPoolExecutor() as pool:  # deflating takes longer than all the rest, and lets it run meanwhile
+            blocks = list(pool.map(stored, payloads()))
+    else:
+        blocks = list(map(stored, payloads()))
     marker = digest.digest()[:16]
-    parts = (part for rows, data in blocks for part in block_bytes(rows, data.result(), marker))
+    parts = (part for number, block in zip(rows, blocks, strict=True) for part in block_bytes(number, block, marker))
     return b"".join((header_bytes(schema, codec.encode(), marker), *parts))
 
 
@@ -83,8 +92,11 @@ def block_bytes(rows: int, data: bytes, marker: bytes) -> tuple[bytes, ...]:
 
 
 def long_bytes(value: int) -> bytes:
-    source, _, length = _varints(np.array([value], np.int64))
-    return source[: length[0]].tobytes()
+    rest, digits = (value << 1) ^ (value >> 63), bytearray()
+    while rest > 0x7F:
+        digits.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    return bytes([*digits, rest])
 
 
 def _payloads(table: pa.Table) -> Iterator[tuple[int, bytes]]:
