@@ -23,6 +23,7 @@ from benchmarks.scale import model, streams, sweeps
 from benchmarks.scale import report as scale_report
 from tidegate.mechanisms.registry import names
 from tidegate.pipelines.spec import Spec
+from tidegate.transforms.closing import HoldFn
 
 
 def measured(contender: str, events: int, repeat: int, startup: float, work: float) -> dict[str, Any]:
@@ -366,8 +367,11 @@ def test_the_cost_model_finds_the_costs_and_is_held_against_the_runs() -> None:
     assert model.fit(made_up_scale()[:5]) is None
     load = model.Load(events_a_second=1e6, window=3600)
     flink, dataflow = (model.stretch(fitted, load, engine) for engine in model.ENGINES)
-    assert flink["cores_streaming"] == pytest.approx(1e6 * 2.2e-6 / 0.6, rel=0.5)
-    assert flink["shards"] == pytest.approx(3.6e9 * 100 / 2**31, rel=0.01)
+    # An event is read, and its row handled once as it comes and twice as its window is merged.
+    assert flink["cores_streaming"] == pytest.approx(1e6 * (1e-7 + 3 * 2.1e-6) / 0.6, rel=0.5)
+    assert flink["shards"] == pytest.approx(1.5e9 * (12 + 16 / 3 + 17) / HoldFn.PUT_ASIDE_AT, rel=0.01)
+    wide = model.stretch({**fitted, "memory": {**fitted["memory"], "kept": 2000.0}}, load, model.ENGINES[0])
+    assert wide["shards"] == pytest.approx(2 * 1.5e9 * 2000 / 2**31, rel=0.01)
     assert 0 < flink["state"] <= flink["state_grouped"]
     assert dataflow["checkpoint"] is None
 

@@ -89,6 +89,7 @@ class ClosingFn(beam.DoFn):
 
 _END = TimerSpec("end", TimeDomain.WATERMARK)
 _HELD = beam.DoFn.StateParam(BagStateSpec("held", coders.BytesCoder()))
+_DONE = beam.DoFn.StateParam(BagStateSpec("done", coders.BytesCoder()))
 _SIZES = beam.DoFn.StateParam(
     ReadModifyWriteStateSpec("sizes", coders.TupleCoder((coders.VarIntCoder(), coders.VarIntCoder())))
 )
@@ -97,12 +98,16 @@ _CLOSED = (-1, -1)
 
 
 class HoldFn(beam.DoFn):
-    """Holds a shard of a window until it closes."""
+    """Holds a shard of a window until it closes.
 
-    MERGE_AT = 1 << 14
-    """Rows. Fewer are not worth a merge."""
-    AN_ELEMENT = 64
-    """What an element takes beside its rows, in rows."""
+    What is held is merged when as many bytes have been added as were left by the merge before. What a merge leaves is written
+    anew, in one piece, and engines have limits for that; so a large one is put aside, and merged with the rest in the end.
+    """
+
+    MERGE_AT = 1 << 19
+    """Bytes. Less is not worth a merge."""
+    PUT_ASIDE_AT = 1 << 25
+    """Bytes. Twice as much may be written at once; Dataflow's limits are 80 MB a value, and 180 MB in all."""
 
     def __init__(self, closing: ClosingFn, kind: type) -> None:
         self._closing, self._kind = closing, kind
@@ -118,21 +123,26 @@ class HoldFn(beam.DoFn):
         element: tuple[int, Any],
         carrier: Any = beam.DoFn.WindowParam,
         held: Any = _HELD,
+        done: Any = _DONE,
         sizes: Any = _SIZES,
         end: Any = _AT_END,
     ) -> None:
         merged, added = sizes.read() or (0, 0)
         if (merged, added) == _CLOSED:  # too late, on a runner that does not drop it
             return
-        part = element[1]
-        added += len(part) + self.AN_ELEMENT
+        encoded = self._coder.encode(element[1])
+        added += len(encoded)
         if added >= max(self.MERGE_AT, merged):  # doubling, so that a row is merged a few times in all
-            parts = [*self._read(held), part]
+            parts = [*self._read(held), element[1]]
             self._closing.check(parts, carrier)
-            part = self._closing.merge(parts)
-            merged, added = len(part) + self.AN_ELEMENT, 0
+            encoded = self._coder.encode(self._closing.merge(parts))
+            merged, added = len(encoded), 0
             held.clear()
-        held.add(self._coder.encode(part))
+        if len(encoded) >= self.PUT_ASIDE_AT:
+            done.add(encoded)
+            merged = 0
+        else:
+            held.add(encoded)
         sizes.write((merged, added))
         end.set(carrier.max_timestamp())
 
@@ -143,16 +153,18 @@ class HoldFn(beam.DoFn):
         place: Any = beam.DoFn.KeyParam,
         carrier: Any = beam.DoFn.WindowParam,
         held: Any = _HELD,
+        done: Any = _DONE,
         sizes: Any = _SIZES,
     ) -> Iterator[tuple[int, ExactTable]]:
         if sizes.read() == _CLOSED:
             return
-        yield from self._closing.close(place, self._read(held), carrier)
+        yield from self._closing.close(place, [*self._read(done), *self._read(held)], carrier)
+        done.clear()
         held.clear()
         sizes.write(_CLOSED)  # until the runner forgets the window
 
-    def _read(self, held: Any) -> list[Any]:
-        return [self._coder.decode(part) for part in held.read()]
+    def _read(self, parts: Any) -> list[Any]:
+        return [self._coder.decode(part) for part in parts.read()]
 
 
 def is_first_firing(pane: Any) -> bool:

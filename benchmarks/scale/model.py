@@ -23,6 +23,7 @@ from benchmarks.release import Measured
 from benchmarks.scale.measuring import without_startup
 from tidegate.mechanisms.mechanism import Bounds
 from tidegate.mechanisms.truncated_geometric import TruncatedGeometric
+from tidegate.transforms.closing import HoldFn
 
 MILLION = 10**6
 COSTS = {
@@ -218,10 +219,12 @@ def stretch(fitted: Measured, load: Load, engine: Engine) -> Measured:
     # One shard of one window is bounded in one place, in the memory of a core, with half of it for everything else.
     held = min(in_window, 2 * kept)
     shards = max(1, math.ceil(held * pair / (engine.memory / 2)))
+    # Beyond that much a shard is put aside in pieces, and pairs that come again are no longer merged with them.
+    merged = net["row"] + net["unit"] / load.kept + net["word"]
+    shards = max(shards, math.ceil(kept * merged / HoldFn.PUT_ASIDE_AT))
     rows_a_bundle = load.events_a_second * engine.bundle / max(cores, 1)
     rows_an_element = max(1.0, rows_a_bundle / shards)
     # Of so few rows in a bundle hardly two have the unit or the key in common, so each brings its own.
-    merged = net["row"] + net["unit"] / load.kept + net["word"]
     bytes_a_row = net["row"] + net["unit"] + net["word"] + net["element"] / rows_an_element
     second = load.events_a_second * bytes_a_row
     return {

@@ -201,7 +201,10 @@ def engine_parts(written: Measured, load: Load | None = None) -> list[Part]:
     lines: list[tuple[str, Callable[[Measured], str]]] = [
         ("cores for events as they come", lambda one: f"{one['cores_streaming']:,}"),
         ("cores for the keys when a window closes", lambda one: f"{one['cores_release']:,}"),
-        ("shards, so that one of them fits a core's memory", lambda one: f"{one['shards']:,}"),
+        (
+            "shards, so that one of them fits a core's memory and is merged in one piece",
+            lambda one: f"{one['shards']:,}",
+        ),
         ("rows that travel together", lambda one: f"{one['rows_an_element']:,.1f}"),
         ("bytes a row, with its share of the element", lambda one: f"{one['bytes_a_row']:,.0f}"),
         ("network, by unit", lambda one: f"{_size(one['network'])}/s"),

@@ -45,10 +45,31 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @dataclass
-class Cell:
-    """The state of one key and window, as an engine keeps it: bytes in, bytes out."""
+class Bag:
+    """As an engine keeps it: bytes in, bytes out."""
 
     parts: list[bytes] = field(default_factory=list)
+
+    def read(self) -> list[bytes]:
+        return list(self.parts)
+
+    def add(self, part: bytes) -> None:
+        assert isinstance(part, bytes)
+        self.parts.append(part)
+
+    def clear(self) -> None:
+        self.parts.clear()
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+
+@dataclass
+class Cell:
+    """The state of one key and window."""
+
+    held: Bag = field(default_factory=Bag)
+    done: Bag = field(default_factory=Bag)
     value: Any = None
     timer: Any = None
 
@@ -60,25 +81,6 @@ class Cell:
 
     def set(self, timestamp: Any) -> None:
         self.timer = timestamp
-
-    @property
-    def bag(self) -> Any:
-        return Bag(self.parts)
-
-
-@dataclass
-class Bag:
-    parts: list[bytes]
-
-    def read(self) -> list[bytes]:
-        return list(self.parts)
-
-    def add(self, part: bytes) -> None:
-        assert isinstance(part, bytes)
-        self.parts.append(part)
-
-    def clear(self) -> None:
-        self.parts.clear()
 
 
 def stages(made: Terms, shards: int = 1) -> tuple[DecodeFn, ClosingFn, type]:
@@ -106,14 +108,14 @@ def hold(parts: list[Any], made: Terms, shards: int = 1) -> tuple[HoldFn, Cell, 
     holding, cell, sizes = HoldFn(closing, kind), Cell(), list[int]()
     holding.setup()
     for part in parts:
-        holding.process((0, part), HOUR, cell.bag, cell, cell)
+        holding.process((0, part), HOUR, cell.held, cell.done, cell, cell)
         assert cell.timer == HOUR.max_timestamp()
-        sizes.append(sum(map(len, cell.parts)))
+        sizes.append(len(cell.held) + len(cell.done))
     return holding, cell, sizes
 
 
 def closed(holding: HoldFn, cell: Cell) -> list[ExactTable]:
-    return [table for _, table in holding.close(0, HOUR, cell.bag, cell)]
+    return [table for _, table in holding.close(0, HOUR, cell.held, cell.done, cell)]
 
 
 def as_dict(tables: list[ExactTable]) -> dict[str, Any]:
@@ -141,7 +143,7 @@ def bundles_of(number: int, rows: int, users: int, keys: int, seed: int = 1) -> 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_window_that_was_held_closes_as_one_that_was_grouped(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HoldFn, "MERGE_AT", 200)
+    monkeypatch.setattr(HoldFn, "MERGE_AT", 5000)
     made = make_terms(**terms(**KINDS[kind]))
     parts = list(sent(bundles_of(40, 25, 30, 12), made))
     merges: list[int] = []
@@ -162,7 +164,7 @@ def test_a_window_that_was_held_closes_as_one_that_was_grouped(kind: str, monkey
 
 @pytest.mark.parametrize("kind", ["units", "rows"])
 def test_state_follows_what_is_distinct_and_not_events(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HoldFn, "MERGE_AT", 200)
+    monkeypatch.setattr(HoldFn, "MERGE_AT", 5000)
     made = make_terms(**terms(**KINDS[kind]))
     parts = list(sent(bundles_of(300, 50, 100, 20), made))
     _, _, sizes = hold(parts, made)
@@ -171,8 +173,22 @@ def test_state_follows_what_is_distinct_and_not_events(kind: str, monkeypatch: p
     assert late < sum(sizes[:1]) * len(parts) / 10  # which is what a grouping would keep
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_large_is_put_aside_and_counts_all_the_same(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HoldFn, "MERGE_AT", 3000)
+    monkeypatch.setattr(HoldFn, "PUT_ASIDE_AT", 6000)
+    made = make_terms(**terms(**KINDS[kind]))
+    parts = list(sent(bundles_of(120, 25, 400, 400), made))
+    holding, cell, _ = hold(parts, made)
+    assert len(cell.done.parts) > 1
+    assert max(map(len, cell.done.parts)) < 4 * 6000  # and no more is ever written at once
+    _, closing, _ = stages(made)
+    closing.setup()
+    assert as_dict(closed(holding, cell)) == as_dict([table for _, table in closing.process((0, parts), PANE, HOUR)])
+
+
 def test_a_unit_with_ever_new_keys_leaves_no_more_than_it_may_count_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HoldFn, "MERGE_AT", 200)
+    monkeypatch.setattr(HoldFn, "MERGE_AT", 5000)
     made = make_terms(**terms())
     parts = [
         part
@@ -190,8 +206,8 @@ def test_what_comes_after_the_end_changes_nothing_and_closes_nothing_again() -> 
     first, late = sent(bundles_of(2, 50, 30, 5), made)
     holding, cell, _ = hold([first], made)
     assert closed(holding, cell)
-    holding.process((0, late), HOUR, cell.bag, cell, cell)
-    assert not cell.parts
+    holding.process((0, late), HOUR, cell.held, cell.done, cell, cell)
+    assert not len(cell.held) + len(cell.done)
     assert not closed(holding, cell)
 
 
@@ -207,7 +223,7 @@ def test_what_was_begun_under_other_terms_is_refused_when_merged_and_when_closed
     with pytest.raises(SafeError, match="begun under other terms"):
         hold([before], made)
     (elsewhere,) = sent(bundles_of(1, 50, 1, 5), made, shards=1)
-    monkeypatch.setattr(HoldFn, "MERGE_AT", 1000)
+    monkeypatch.setattr(HoldFn, "MERGE_AT", 1 << 19)
     holding, cell, _ = hold([elsewhere], made, shards=4)
     with pytest.raises(SafeError, match="another number of shards"):
         closed(holding, cell)
