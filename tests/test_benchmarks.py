@@ -367,8 +367,12 @@ def test_the_cost_model_finds_the_costs_and_is_held_against_the_runs() -> None:
     assert model.fit(made_up_scale()[:5]) is None
     load = model.Load(events_a_second=1e6, window=3600)
     flink, dataflow = (model.stretch(fitted, load, engine) for engine in model.ENGINES)
-    # An event is read, and its row handled once as it comes and twice as its window is merged.
-    assert flink["cores_streaming"] == pytest.approx(1e6 * (1e-7 + 3 * 2.1e-6) / 0.6, rel=0.5)
+    # An event is read, and its row handled as it comes; when its window is merged, once more with all that is there.
+    rows = 1e6 * 0.2 / (flink["cores_streaming"] + flink["cores_release"]) / flink["shards"]
+    assert flink["rows_an_element"] == pytest.approx(rows, rel=0.1)
+    again = 1 + (12 + 16 + 17 + 1000 / rows) / (12 + 16 / 3 + 17)
+    assert flink["cores_streaming"] == pytest.approx(1e6 * (1e-7 + (1 + again) * 2.1e-6) / 0.6, rel=0.5)
+    assert dataflow["cores_streaming"] < flink["cores_streaming"]  # longer bundles, less around the rows
     assert flink["shards"] == pytest.approx(1.5e9 * (12 + 16 / 3 + 17) / HoldFn.PUT_ASIDE_AT, rel=0.01)
     wide = model.stretch({**fitted, "memory": {**fitted["memory"], "kept": 2000.0}}, load, model.ENGINES[0])
     assert wide["shards"] == pytest.approx(2 * 1.5e9 * 2000 / 2**31, rel=0.01)

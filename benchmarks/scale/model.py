@@ -77,6 +77,8 @@ class Engine:
     memory: float = 4 * 2**30  # a core
 
 
+_ROUNDS = 100  # of what hangs on each other; they come to rest long before
+
 # Flink's are the options that pipelines/runners.py sets.
 ENGINES = (Engine("Flink", 0.2, 10.0), Engine("Dataflow", 1.0, None))
 
@@ -212,20 +214,22 @@ def stretch(fitted: Measured, load: Load, engine: Engine) -> Measured:
     spread = fitted["spread"] or 1.0  # the runs are of the simpler graph, and this would be the larger one
     # Bundles are short, and two events of a unit, key or pair within one of them are rare: nearly every event has its own.
     row = sum(cost[name] for name in ("batch_units", "batch_pairs", "batch_keys"))
-    # An open window is merged when it has doubled: for a row that comes, two are merged, sooner or later.
-    streaming = load.events_a_second * (cost["events"] + row + 2 * row) * spread / engine.busy
     release = load.keys * cost["keys"] * spread / load.release_within / engine.busy
-    cores = math.ceil(streaming + release)
     # One shard of one window is bounded in one place, in the memory of a core, with half of it for everything else.
-    held = min(in_window, 2 * kept)
-    shards = max(1, math.ceil(held * pair / (engine.memory / 2)))
+    shards = max(1, math.ceil(min(in_window, 2 * kept) * pair / (engine.memory / 2)))
     # Beyond that much a shard is put aside in pieces, and pairs that come again are no longer merged with them.
     merged = net["row"] + net["unit"] / load.kept + net["word"]
     shards = max(shards, math.ceil(kept * merged / HoldFn.PUT_ASIDE_AT))
-    rows_a_bundle = load.events_a_second * engine.bundle / max(cores, 1)
-    rows_an_element = max(1.0, rows_a_bundle / shards)
-    # Of so few rows in a bundle hardly two have the unit or the key in common, so each brings its own.
-    bytes_a_row = net["row"] + net["unit"] + net["word"] + net["element"] / rows_an_element
+    # Of so few rows in a bundle hardly two have the unit or the key in common, so each brings its own. The more cores, the
+    # fewer rows a bundle of each has, and the more bytes they take; the more bytes, the more is merged, and by more cores.
+    cores = release
+    for _ in range(_ROUNDS):
+        rows_an_element = max(1.0, load.events_a_second * engine.bundle / max(cores, 1.0) / shards)
+        bytes_a_row = net["row"] + net["unit"] + net["word"] + net["element"] / rows_an_element
+        # An open window is merged when as many bytes have come as it had: with a row that comes, so many that were there.
+        merged_again = 1 + bytes_a_row / merged
+        streaming = load.events_a_second * (cost["events"] + row * (1 + merged_again)) * spread / engine.busy
+        cores = streaming + release
     second = load.events_a_second * bytes_a_row
     return {
         "engine": engine.name,
@@ -235,7 +239,7 @@ def stretch(fitted: Measured, load: Load, engine: Engine) -> Measured:
         "rows_an_element": rows_an_element,
         "bytes_a_row": bytes_a_row,
         "network": second,
-        "state": kept * merged + (held - kept) * bytes_a_row,
+        "state": min(2 * kept * merged, in_window * bytes_a_row),
         "state_grouped": in_window * bytes_a_row,
         # What came, and as much again of what was merged with it.
         "checkpoint": None if engine.checkpoint is None else 2 * engine.checkpoint * second,
