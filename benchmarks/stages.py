@@ -63,8 +63,9 @@ def one_pass(spec: Any, shards: int, clock: Clock) -> None:
     from tidegate.pipelines.spec import check_source, open_secret
     from tidegate.transforms import decode
     from tidegate.transforms.bound import split_by_key
+    from tidegate.transforms.bounding import Gathering
     from tidegate.transforms.coders import ContributionsCoder, ExactTableCoder
-    from tidegate.transforms.contributions import Contributions, Gathering, Tally
+    from tidegate.transforms.contributions import Contributions, Tally
     from tidegate.transforms.gate import Draws
     from tidegate.transforms.seal import SealFn
 

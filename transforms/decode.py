@@ -23,8 +23,9 @@ from apache_beam.utils.windowed_value import WindowedValue
 
 from tidegate.mechanisms.keyed import KeyedHash, derive_key
 from tidegate.mechanisms.mechanism import Bounds, admitted_by
+from tidegate.transforms.bounding import Bounder, Gathering
 from tidegate.transforms.columns import ROW, Fault, TextColumn, join_keys, read_number, read_text, read_time
-from tidegate.transforms.contributions import Bounder, Contributions, Gathering, Tally, distinct_units
+from tidegate.transforms.contributions import Contributions, Tally, distinct_units
 from tidegate.transforms.prepare import Preparer
 from tidegate.transforms.problems import withheld
 from tidegate.transforms.secret import Secret

@@ -8,7 +8,8 @@ import pyarrow as pa
 from tests.statistical.chi_squared import p_value
 from tidegate.mechanisms.keyed import KeyedHash
 from tidegate.mechanisms.mechanism import Bounds
-from tidegate.transforms.contributions import Bounder, Contributions
+from tidegate.transforms.bounding import Bounder
+from tidegate.transforms.contributions import Contributions
 
 SURE = 1e-9
 UNITS, KEYS, BOUND, WINDOWS = 20_000, 7, 3, 2

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from tests.transforms.running import NEARLY_EXACT, T0, release, values
 from tidegate.mechanisms.keyed import KeyedHash
 from tidegate.mechanisms.mechanism import Bounds
-from tidegate.transforms.contributions import Bounder, Contributions, Gathering, from_batch, to_batch
+from tidegate.transforms.bounding import Bounder, Gathering
+from tidegate.transforms.contributions import Contributions, from_batch, to_batch
 
 
 def busy_units(units: int = 200, keys: int = 20) -> list[dict[str, Any]]:
