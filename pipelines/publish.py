@@ -55,7 +55,9 @@ def publish(release: Release, folder: str, kind: Format) -> bool:
     }
     try:
         new = read_manifest(place) is None and _add(place, name, data, manifest)
-        published = manifest if new else read_manifest(place)
+        published = read_manifest(
+            place
+        )  # whatever was written: where a store knows no conditions, the last writer wins
     except OSError as problem:
         raise PublishError(
             f"window {release.folder} could not be written to {folder} ({problem.strerror or type(problem).__name__}); "

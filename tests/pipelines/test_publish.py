@@ -291,6 +291,26 @@ def test_of_different_releases_published_at_once_exactly_one_wins(tmp_path: Path
         assert counts(read_releases(str(folder), allow_gaps=True)) == [("tide", 50 + results.index(True))]
 
 
+def test_where_the_last_writer_wins_whoever_was_overwritten_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Some stores cannot write on condition: both of two writers are told that they were first.
+    other = release({"tide": 51})
+    commit = publishing._commit
+
+    def overwritten(place: str, data: bytes) -> bool:
+        committed = commit(place, data)
+        shutil.rmtree(place)
+        monkeypatch.setattr(publishing, "_commit", commit)
+        publish(other, str(tmp_path), "avro")
+        return committed
+
+    monkeypatch.setattr(publishing, "_commit", overwritten)
+    with pytest.raises(PublishError, match="published already"):
+        publish(release({"tide": 50}), str(tmp_path), "avro")
+    assert counts(read_releases(str(tmp_path), allow_gaps=True)) == [("tide", 51.0)]
+
+
 def test_of_equal_releases_published_at_once_one_is_new_and_none_fails(tmp_path: Path) -> None:
     for number in range(ROUNDS):
         folder = tmp_path / str(number)
